@@ -14,6 +14,7 @@ from dpscope.analysis.figures import scaling, step, training
 from dpscope.analysis.figures.calibration import MOST_PANELS, bandwidths
 from dpscope.analysis.figures.efficiency import Efficiencies, efficiency_figure
 from dpscope.analysis.figures.style import DOTS_PER_INCH, STYLE, finish, has_whiskers, labelled
+from dpscope.analysis.figures.waiting_over_time import WaitingOverTime, waiting_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.training.data import TrainingData
 
@@ -179,7 +180,18 @@ TRAINING_FIGURES: tuple[FigureEntry[TrainingData], ...] = (
         _SEEDS,
     ),
 )
-_ENTRIES: tuple[FigureEntry[Any], ...] = (*RUN_FIGURES, *TRAINING_FIGURES)
+RECORD_FIGURES: tuple[FigureEntry[WaitingOverTime], ...] = (
+    FigureEntry(
+        "waiting_over_time",
+        "waiting",
+        waiting_figure,
+        "Waiting over time by rank",
+        "Left: how long each rank waits in collectives. Right: how long the others wait for it; a "
+        "row that is dark throughout is a rank that makes the others wait all the time. Each panel "
+        "has its own scale.",
+    ),
+)
+_ENTRIES: tuple[FigureEntry[Any], ...] = (*RUN_FIGURES, *TRAINING_FIGURES, *RECORD_FIGURES)
 FIGURES = {entry.name: entry for entry in _ENTRIES}
 """Every figure of a report by name, in the order of the page."""
 
@@ -201,6 +213,11 @@ def draw_run(source: RunSource) -> dict[str, Figure]:
 def draw_training(data: TrainingData) -> dict[str, Figure]:
     """The curves of trainings by file name."""
     return _draw(TRAINING_FIGURES, data)
+
+
+def draw_waiting_over_time(source: WaitingOverTime | None) -> dict[str, Figure]:
+    """The figure of a job's records, if they hold waiting over time, by file name."""
+    return {} if source is None else _draw(RECORD_FIGURES, source)
 
 
 def _draw(entries: Sequence[FigureEntry[Source]], source: Source) -> dict[str, Figure]:

@@ -93,13 +93,23 @@ IDLE = (
     ),
     Idle(
         "topology hide_hosts",
-        lambda values: values["output_format"] == "csv",
+        lambda values: values["output_format"] == "csv" and not options.any_record(values),
         "the CSV of traces names no host",
     ),
     Idle(
         "max_bytes max_events",
         options.any_partial,
         "partials are not read again as traces; give it to dpscope reduce",
+    ),
+    Idle(
+        "hosts",
+        lambda values: not options.any_record(values),
+        "it states where the ranks of Flight Recorder dumps ran; traces and runs record that",
+    ),
+    Idle(
+        "calibration nccl_log flops topology max_events",
+        options.any_record,
+        "records of collectives hold no steps and no compute",
     ),
     Idle(
         "link calibration nccl_log flops report target_efficiency",
@@ -132,7 +142,8 @@ IDLE = (
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest(Request):
     paths: list[Path] = argument(
-        "a run folder, or trace files and folders of them", metavar="PATH ..."
+        "a run folder, or traces or records of collectives: files or folders of them",
+        metavar="PATH ...",
     )
     output_format: OutputFormat = option("what to print", "--format", default="table")
     classic: bool = option(
@@ -161,6 +172,10 @@ class AnalyzeRequest(Request):
     open_page: options.OpenPage = False
     topology: Path | None = option(
         "show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf",
+        rich_help_panel=READING,
+    )
+    hosts: Path | None = option(
+        "where the ranks of Flight Recorder dumps ran: a file of lines such as 8, node1",
         rich_help_panel=READING,
     )
     hide_hosts: bool = option(
@@ -197,7 +212,21 @@ def analyze(request: AnalyzeRequest) -> None:
     runs, console = runs_among(request.paths), open_console()
     if not runs:
         from dpscope.analysis.output.traced_report import print_traces
+        from dpscope.analysis.output.whole_job import print_records
+        from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
 
+        if (found := find_files(request.paths)).reader is RECORDS:
+            raise typer.Exit(
+                print_records(
+                    found,
+                    request.hosts,
+                    request.output_format,
+                    limits,
+                    console,
+                    targets,
+                    request.verbose,
+                )
+            )
         raise typer.Exit(
             print_traces(
                 request.paths, request.output_format, limits, console, targets, request.verbose

@@ -128,6 +128,16 @@ def any_partial(values: Mapping[str, Any]) -> bool:
         return False
 
 
+def any_record(values: Mapping[str, Any]) -> bool:
+    """Whether the paths are read as records of collectives."""
+    from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
+
+    try:
+        return find_files(values["paths"]).reader is RECORDS
+    except DpscopeError:  # the command reports it
+        return False
+
+
 def trainings_alone(values: Mapping[str, Any]) -> bool:
     """Whether the first path holds trainings and no run."""
     path = values["paths"][0]

@@ -177,3 +177,12 @@ class TraceCode(FindingCode):
         action="harmless on one host, where ranks share the clock; for several hosts, merge the "
         "traces of all ranks, with all-reduces in them",
     )
+    COLLECTIVE_NOT_BEGUN = Code(
+        "warning",
+        meaning="When the records of a job's collectives were written, some ranks waited in a "
+        "collective that others had never begun. An error if nothing but unfinished calls is "
+        "recorded, as when a watchdog stopped the job.",
+        action="look at the named ranks' stacks (py-spy dump) and logs; in a job that was still "
+        "running this is normal",
+        other_severity="error",
+    )

@@ -55,8 +55,10 @@ analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces
 analysis/findings: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps} profiling/records
 analysis/report: analysis/{cells,costs,figures,findings,runs,stats,text,training}
   analysis/traces/{reading,ranks,steps} analysis/what_if profiling/{machine,records,store}
+analysis/whole_job: analysis/{costs,figures,findings,text} analysis/traces/{ranks,reading,steps}
+  profiling/{records,store}
 analysis/equality: profiling/{records,store}
-analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,report,runs,text,training}
+analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,report,runs,text,training,whole_job}
   analysis/traces/{merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{records,store}
 analysis: analysis/{cells,epoch_times,output,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}

@@ -3,7 +3,10 @@ its messages, follow.
 """
 
 import os
+import re
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -26,11 +29,16 @@ class Reader:
     suffixes: tuple[str, ...]
     module: str
     has_events: bool = False  # which merge, whatif and TensorBoard need
+    content: re.Pattern[bytes] | None = None  # what is found near the start of such a file
 
     def recognises(self, file: Path) -> bool:
-        """By its name; dpscope's event files for TensorBoard, and unfinished files, end alike."""
+        """By its content or its name; dpscope's event files for TensorBoard, and unfinished files,
+        end alike.
+        """
         unlike = file.name.startswith(".tmp-") or "tfevents" in file.name
-        return file.name.endswith(self.suffixes) and not unlike
+        if unlike or not file.name.endswith(self.suffixes):
+            return False
+        return self.content is None or bool(self.content.search(_start(file)))
 
     def read(self, file: Path, limits: ReadLimits) -> RankTables:
         """The tables of the ranks in a file; raises DpscopeError where it cannot be read."""
@@ -39,10 +47,20 @@ class Reader:
 
 
 PARTIALS = Reader("partial", (".dpscope",), "partial")
+RECORDS = Reader(
+    "record of collectives",
+    ("",),  # Flight Recorder's dumps end in a rank
+    "collective_records",
+    # a pickle; the fields of Flight Recorder's JSON and of NCCL Inspector
+    content=re.compile(
+        rb'\A\x80[\x02-\x05]|"collective_seq_id"|"entries": ?\[|"(coll_perf|p2p_perf|dump_stats)"'
+    ),
+)
 TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
 READERS = (
     PARTIALS,
-    TRACES,  # last: a folder with others, too, is read as those
+    TRACES,  # a folder with partials, too, is read as those
+    RECORDS,
 )
 
 
@@ -110,7 +128,7 @@ def _found_in(path: Path) -> Found:
     for reader in READERS:
         if files := by_reader.get(reader):
             return Found(reader, sorted(files, key=natural_order))
-    patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes]
+    patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
     raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")
 
@@ -127,7 +145,28 @@ def _inside(folder: Path) -> dict[Reader, list[Path]]:
 
 
 def _reader_of(file: Path) -> Reader | None:
-    return next((reader for reader in READERS if reader.recognises(file)), None)
+    """The reader that knows such a file by its content, else by its name."""
+    by_content = sorted(READERS, key=lambda one: one.content is None)
+    return next((reader for reader in by_content if reader.recognises(file)), None)
+
+
+_START_BYTES = 4096
+
+
+def _start(file: Path) -> bytes:
+    """The first bytes of a file, decompressed; none where it cannot be read or is no file."""
+    try:
+        if not file.is_file():
+            return b""
+        with open(file, "rb") as stream:
+            start = stream.read(_START_BYTES)
+    except OSError:
+        return b""
+    # of a gzip file as far as these bytes go
+    if start.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            return zlib.decompressobj(wbits=31).decompress(start, _START_BYTES)
+    return start
 
 
 def _unless_hidden(check: Callable[[], bool]) -> bool:

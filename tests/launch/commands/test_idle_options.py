@@ -36,10 +36,11 @@ LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
 MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 
-# A command line, in which TRACE, RUN, TRAINED, EARLIER and PARTIAL are paths, and options that do
+# A command line, in which TRACE, RUN, TRAINED, EARLIER, PARTIAL and RECORD are paths, and options that do
 # nothing with it.
 SITUATIONS = {
-    "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90 --tables --quiet --figures svg --open",
+    "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90 --tables --quiet --figures svg --open "
+    "--hosts hosts.txt",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
     "--topology topology.conf --hide-hosts",
     "analyze RUN": f"{LIMITS} --target-accuracy 90 --topology topology.conf --hide-hosts",
@@ -52,6 +53,8 @@ SITUATIONS = {
     "analyze TRAINED --format csv": "--target-accuracy 90",
     "analyze TRAINED --tables": "--target-accuracy 90",
     "analyze PARTIAL": LIMITS,
+    "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T --topology topology.conf "
+    "--max-events 1000000",
     "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
     "whatif TRACE": "--cell ddp-d2-b8",
@@ -102,10 +105,16 @@ CASES = [
 @pytest.mark.parametrize(("line", "option"), CASES)
 def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path: Path) -> None:
     places = {
-        name: tmp_path / file for name, file in (("TRACE", "rank0.json"), ("PARTIAL", "n0.dpscope"))
+        name: tmp_path / file
+        for name, file in (
+            ("TRACE", "rank0.json"),
+            ("PARTIAL", "n0.dpscope"),
+            ("RECORD", "_dump_0"),
+        )
     }
     places["RUN"] = tmp_path / "run"
     places["TRACE"].write_text("{}")
+    places["RECORD"].write_text('{"entries":[]}')
     places["TRAINED"] = write_train_json(
         tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0])
     )

@@ -1,0 +1,211 @@
+"""What `dpscope analyze` prints of the records of a job's collectives, and the page."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from dpscope.analysis.bundle.anonymous import Anonymizer
+from dpscope.analysis.output.analyze import Targets, fact_grid
+from dpscope.analysis.output.traces import few_of_each_kind
+from dpscope.analysis.report.files import facts_in_markdown, write_with_figures
+from dpscope.analysis.report.page import MEASURES, Page, render_page
+from dpscope.analysis.text.terminal import (
+    Terminal,
+    open_in_browser,
+    print_findings,
+    print_table,
+    print_tables,
+    progress,
+)
+from dpscope.analysis.text.text_table import TextTable, in_markdown, render, render_findings
+from dpscope.analysis.text.units import NA
+from dpscope.analysis.traces.ranks.readers import Found
+from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.analysis.whole_job.job import Place, RecordedJob, read_job
+from dpscope.analysis.whole_job.summary import Summary, described, summarise
+from dpscope.analysis.whole_job.tables import (
+    TABLES,
+    host_rows,
+    kind_rows,
+    place_rows,
+    rank_rows,
+    rank_time_rows,
+    tables_of,
+    time_rows,
+)
+from dpscope.profiling.records.finding import counted
+from dpscope.profiling.store.shown_text import write_out
+
+_FIRST_ROWS = 5  # of the first table on the first screen
+_CSV_COLUMNS = ("rank", "host", "from_s", "to_s", "wait_us", "caused_us")
+
+
+def print_records(
+    found: Found,
+    hosts: Path | None,
+    output_format: str,
+    limits: ReadLimits,
+    console: Console,
+    targets: Targets,
+    verbose: bool = False,
+) -> int:
+    """Read, match and print the records of a job; the exit status."""
+    with progress("Reading records"):
+        job = read_job(found, limits.max_bytes, hosts)
+        summary = summarise(_without_hosts(job) if targets.hide_hosts else job, targets.link)
+    tables = tables_of(summary)
+    page = write_page(summary, tables, targets) if targets.report is not None else None
+    if output_format == "json":
+        write_out(json.dumps(records_json(summary), indent=2) + "\n")
+    elif output_format == "csv":
+        write_out(rank_csv(summary))
+    elif output_format == "table":
+        _print_screen(console, summary, tables, verbose)
+    else:
+        print_tables([*tables.values()], output_format, console)
+    if page is not None:
+        target = console if output_format == "table" else Terminal(stderr=True)
+        target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+        if targets.open_page:
+            open_in_browser(page)
+    return int(any(one.severity == "error" for one in summary.findings))
+
+
+def _print_screen(
+    console: Console, summary: Summary, tables: Mapping[str, TextTable], verbose: bool
+) -> None:
+    console.print(fact_grid(summary.verdict))
+    if verbose:
+        print_tables([*tables.values()], "table", console)
+        print_findings(console, few_of_each_kind(summary.findings))
+        return
+    if (ranks := tables.get("ranks")) is not None and summary.waiting.counts.matched:
+        print_table(console, replace(ranks, rows=ranks.rows[:_FIRST_ROWS], notes=()))
+    errors = [one for one in summary.findings if one.severity == "error"]
+    print_findings(console, errors)
+    left = len(summary.findings) - len(errors)
+    more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
+    console.print(f"{more} by kind, rank and time: --verbose", highlight=False)
+
+
+def records_json(summary: Summary) -> dict[str, Any]:
+    """Everything that is known of the job, as plain data; unknown is None."""
+    found, job = summary.waiting, summary.job
+    rows: dict[str, Callable[[Summary], list[Any]]] = {
+        "by_kind": kind_rows,
+        "by_rank": rank_rows,
+        "by_host": host_rows,
+        "by_place": place_rows,
+        "by_time": time_rows,
+        "by_rank_and_time": rank_time_rows,
+    }
+    verdict = summary.verdict
+    return {
+        "setting": verdict.setting,
+        "limits": [asdict(one) for one in verdict.limits],
+        "facts": [asdict(one) for one in verdict.facts],
+        "source": job.source,
+        "ranks": list(job.ranks),
+        "world_size": job.world,
+        "basis": found.basis,
+        "span_s": (found.span_ns[1] - found.span_ns[0]) / 1e9,
+        "records": asdict(found.counts),
+        "unfinished": _unfinished(summary),
+        **{name: [_plain(row) for row in of(summary)] for name, of in rows.items()},
+        "findings": msgspec.to_builtins(list(summary.findings)),
+    }
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return row if isinstance(row, dict) else asdict(row)
+
+
+def _unfinished(summary: Summary) -> dict[str, Any] | None:
+    unfinished = summary.unfinished
+    if unfinished is None:
+        return None
+    oldest = unfinished.oldest
+    content: dict[str, Any] = {"calls": unfinished.records, "ranks": unfinished.ranks}
+    if oldest is not None:
+        content["oldest_not_begun"] = {
+            "collective": described(oldest.call, oldest.number),
+            "group_ranks": list(oldest.call.group.ranks),
+            "stopped_ranks": list(oldest.stopped),
+            "waiting_ranks": list(oldest.waiting) if oldest.stopped else [],
+        }
+    return content
+
+
+def rank_csv(summary: Summary) -> str:
+    """Waiting by rank and time as CSV; all else is in the JSON."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, _CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rank_time_rows(summary):
+        writer.writerow({name: NA if value is None else value for name, value in row.items()})
+    return buffer.getvalue()
+
+
+def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targets) -> Path:
+    """The page, the same as Markdown, waiting by rank and time as CSV, and the figure."""
+    from dpscope.analysis.figures.draw import draw_waiting_over_time
+
+    assert targets.report is not None
+    verdict = summary.verdict
+    by_section: dict[str, dict[str, TextTable]] = {}
+    for name, table in tables.items():
+        by_section.setdefault(TABLES[name][0], {})[name] = table
+    markdown = [
+        in_markdown("# Collectives of the whole job") + "\n",
+        *facts_in_markdown(verdict),
+        "",
+    ]
+    markdown += [render(table, "markdown") for table in tables.values()]
+    markdown.append(render_findings(summary.findings))
+
+    def texts(figures: Mapping[str, Any]) -> dict[str, str]:
+        page = Page(
+            name="collectives of the whole job",
+            setting=verdict.setting,
+            environment=[],
+            findings=summary.findings,
+            tables=by_section,
+            figures=figures,
+            measures={
+                name: MEASURES[name] for name in ("Transfer and wait", "algbw and busbw", "NA")
+            },
+            verdict=verdict,
+            data_file="waiting.csv",
+        )
+        return {
+            "waiting.csv": rank_csv(summary),
+            "report.md": "\n".join(markdown),
+            "report.html": render_page(page),
+        }
+
+    with progress("Writing the report"):
+        figures = draw_waiting_over_time(summary.waiting_over_time)
+        write_with_figures(targets.report, figures, targets.figure_formats, texts)
+    return targets.report / "report.html"
+
+
+def _without_hosts(job: RecordedJob) -> RecordedJob:
+    """Hosts by number, also in the names of files."""
+    numbers = Anonymizer(dict.fromkeys(host for host in job.hosts if host is not None))
+    return replace(
+        job,
+        places=tuple(
+            None if one is None else Place(numbers.text(one.host), one.clock_ahead_ns)
+            for one in job.places
+        ),
+        findings=tuple(
+            msgspec.structs.replace(one, message=numbers.text(one.message)) for one in job.findings
+        ),
+    )

@@ -1,0 +1,105 @@
+"""What analyze shows of records of collectives, in each format."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.whole_job import print_records
+from dpscope.analysis.traces.ranks.readers import find_files
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
+from dpscope.profiling.records.links import LinkRate
+from tests.helpers.collective_records import log_line, write_logs
+from tests.helpers.paths import DATA
+
+
+def printed(folder: Path, output_format: str, **targets: object) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=80)
+    status = print_records(
+        find_files(folder),
+        None,
+        output_format,
+        DEFAULT_LIMITS,
+        console,
+        Targets(**targets),  # type: ignore[arg-type]
+    )
+    assert isinstance(console.file, io.StringIO)
+    return status, console.file.getvalue()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """100 all-reduces a second apart, of which rank 1 of 2 delays each by 30 ms; 10 ms transfer."""
+    ranks = [
+        [log_line(rank, number, 40_000.0 - 30_000.0 * rank) for number in range(100)]
+        for rank in (0, 1)
+    ]
+    return write_logs(tmp_path / "logs", ranks)
+
+
+def test_the_first_screen_answers_in_facts(logs: Path) -> None:
+    status, text = printed(logs, "table")
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert status == 0
+    assert len(lines) <= 24
+    joined = " ".join(text.split())
+    assert "NCCL Inspector of 2 ranks on 2 hosts: 200 records" in joined
+    assert "how much of it is exposed is unknown" in joined
+    # a rank's collectives: (40 + 10) / 2 ms x 100; waiting 30 / 2 x 100; transfer 10 x 100
+    assert (
+        "collectives take 2.5 s per rank (2% of the time)" in joined or "(3% of the time)" in joined
+    )
+    assert "1.5 s waiting for late ranks, 1.0 s moving data" in joined
+    assert "LATE RANK 1 (node1): 100% of the waiting" in joined
+    assert "last in 100 of 100 collectives, typically by 30.0 ms" in joined
+    assert "the others wait 3.0 s less each, and the job is at most 3.0 s shorter" in joined
+
+
+def test_json_and_csv_hold_all_numbers(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(logs, "json", link=LinkRate(1.0, "link", "stated"))
+    content = json.loads(capsys.readouterr().out)
+    (kind,) = content["by_kind"]
+    assert (kind["kind"], kind["collectives"], kind["hosts"]) == ("all_reduce", 100, 2)
+    assert (kind["transfer_us"], kind["wait_us"]) == (10_000.0, 15_000.0)
+    # 1 MiB in 10 ms; the factor of 2 ranks is 1; the ring at 1 GB/s takes 1,048.576 us
+    assert kind["busbw_gb_per_s"] == pytest.approx(0.1048576)
+    assert kind["ring_share"] == pytest.approx(0.1048576)
+    assert [row["host"] for row in content["by_host"]] == ["node1", "node0"]
+    assert content["by_host"][0]["caused_share"] == 1.0
+    assert len(content["by_time"]) == 20
+    assert sum(row["wait_us"] for row in content["by_time"]) == pytest.approx(1_500_000)
+    printed(logs, "csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 40
+    assert sum(float(row["caused_us"]) for row in rows if row["rank"] == "1") == pytest.approx(3e6)
+
+
+def test_the_page_has_facts_tables_and_the_figure(logs: Path, tmp_path: Path) -> None:
+    printed(logs, "table", report=tmp_path / "report", figure_formats=("png",))
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "LATE RANK" in page
+    assert "Ranks over the whole time" in page
+    assert 'id="figure-waiting_over_time"' in page
+    assert (tmp_path / "report" / "figures" / "waiting_over_time.png").stat().st_size > 1000
+    assert "LATE RANK" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_hosts_can_be_hidden(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (logs / "node0-pid100.log").write_text((logs / "node0-pid100.log").read_text() + "{")
+    printed(logs, "json", hide_hosts=True)
+    text = capsys.readouterr().out
+    assert "node" not in text
+    assert "host0" in text
+
+
+def test_a_stopped_job_is_an_error_and_names_its_ranks() -> None:
+    status, text = printed(DATA / "flight_recorder" / "lock_gil", "table")
+    joined = " ".join(text.split())
+    assert status == 1
+    assert "ranks 9, 14 never began the oldest" in joined
+    assert "all_to_all 45265 of EXPERT_MODEL_PARALLEL_GROUP (ranks 8 to 15, 21.7 MB)" in joined
+    assert "LATE RANK" not in text
