@@ -81,7 +81,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         lambda of: scaling.batch_figure(of.run, of.comparison),
         "Step time and throughput by batch",
         "Median untraced step and the throughput measured over whole blocks of steps, by the batch "
-        "per device. A cross marks a batch at which memory ran out.",
+        "per device; markers of one batch are drawn next to each other. A cross marks a batch at which memory ran out.",
     ),
     FigureEntry(
         "waterfall",
@@ -145,7 +145,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         lambda of: bandwidths(of.run, of.comparison.collective_costs),
         "Bus bandwidth by message size",
         f"Median over the transfers of one size in the traces, of the {MOST_PANELS} collectives "
-        "that moved most bytes at most.",
+        "that moved most bytes at most. Tables give bytes over the mean transfer instead.",
         whiskers="range over transfers",
     ),
     FigureEntry(
@@ -153,7 +153,8 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "what_if",
         lambda of: efficiency_figure(*of.efficiencies),
         "Predicted efficiency on more devices",
-        "Replayed from the cell named in the chapter, with a 90% band.",
+        "Replayed from the cell named in the chapter, with a 90% band; above 100% it is the noise of "
+        "the measured steps.",
         {"measured": "Circles: that cell and others of its batch and options, as measured."},
     ),
 )

@@ -26,6 +26,7 @@ from dpscope.profiling.records.finding import counted
 
 TARGET, LAW, BAND = "target efficiency", "fitted law", "interval of the law"
 """Labels of what not every figure has."""
+_ASIDE = 1.04  # by which the batches of neighbouring series differ as drawn
 _TARGET_LINE: dict[str, Any] = {"color": COLOURS["target"], "linestyle": "-."}
 
 
@@ -146,6 +147,8 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
+        # markers of one batch stand next to each other
+        shift = _ASIDE ** (index - (len(series) - 1) / 2)
         rows = [comparison.rows[data.name] for data in cells if data.measured]
         full = [data.cell.batch_size for data in cells if ran_out_of_memory(data)]
         for axes, column, divisor in (
@@ -156,13 +159,13 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
                 [row.number(name) for row in rows] for name in (column, *INTERVAL.of(column))
             )
             axes.errorbar(
-                np.array([row.batch_size for row in rows], dtype=float),
+                np.array([row.batch_size for row in rows], dtype=float) * shift,
                 np.array(values, dtype=float) / divisor,
                 yerr=whiskers(values, low, high) / divisor,
                 capsize=2,
                 color=COLOURS[strategy],
                 marker=MARKERS[index % len(MARKERS)],
-                linestyle="--" if variant else "-",
+                linestyle=_line(len(rows), variant),
                 label=f"{strategy}, {where}{f' ({variant})' if variant else ''}",
             )
             if full:
@@ -186,6 +189,13 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     return figure
+
+
+def _line(points: int, variant: str) -> str:
+    """The line between points; none for a single one."""
+    if points < 2:
+        return ""
+    return "--" if variant else "-"
 
 
 def ran_out_of_memory(data: Job) -> bool:

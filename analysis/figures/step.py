@@ -16,7 +16,7 @@ from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
-from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
+from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
@@ -161,7 +161,7 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
     if not known:
         return None
     rows = [len(parts) + 2 for _, parts in known]
-    figure = Figure(figsize=(7.5, 0.9 * len(known) + 0.27 * sum(rows)), layout="constrained")
+    figure = Figure(figsize=(7.5, 0.9 * len(known) + 0.27 * sum(rows)))
     panels = figure.subplots(len(known), 1, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (gap, parts) in zip(panels, known, strict=True):
         _gap_panel(axes, run, gap, parts)
@@ -193,7 +193,7 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
         )
         sign = "+" if change >= 0 else "−"
         axes.annotate(
-            f"{sign}{show_time(abs(part.gap_us))}",
+            f"{sign}{style.two_digits(abs(change))}",
             (max(at, at + change), index),
             xytext=(3, 0),
             textcoords="offset points",

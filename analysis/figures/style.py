@@ -17,6 +17,8 @@ _LONGEST_NAME = 38  # characters in a line
 _LEGEND_CHARACTERS_PER_INCH = 13
 # of the axis: a shorter bar cannot be seen, and one below the second is nothing to write of
 _SHORTEST_SHARE, _NEGLIGIBLE_SHARE = 0.006, 1e-5
+_CHARACTER = 0.11  # inches of a figure whose axes take two thirds of it
+_GAP = 0.06  # inches above the title and the legend
 WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DOTS_PER_INCH = 150  # of PNG; widths of text are measured at it
@@ -51,7 +53,7 @@ def panel_grid(
     from matplotlib.figure import Figure  # not by those who only take the colours
 
     rows = -(-count // columns)
-    figure = Figure(figsize=(width, top + height * rows), layout="constrained")
+    figure = Figure(figsize=(width, top + height * rows))
     return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
@@ -64,19 +66,22 @@ def finish(figure: "Figure", title: str, whiskers: str) -> None:
     for axes in figure.axes:
         _write_short_bars(axes)
     explained = f"{title}; whiskers: {whiskers}" if has_whiskers(figure) else title
-    figure.suptitle(explained, x=0.01, ha="left", fontsize=11)
+    height = figure.get_figheight()
+    figure.suptitle(explained, x=0.01, y=1 - _GAP / height, ha="left", fontsize=11)
+    bottom = 0.0  # inches without axes
     handles = labelled(figure)
     if handles:
         longest = max(len(label) for label in handles)
         in_a_row = int(figure.get_figwidth() * _LEGEND_CHARACTERS_PER_INCH // (longest + 6))
-        figure.legend(
+        legend = figure.legend(
             list(handles.values()),
             list(handles),
-            loc="outside lower center",
+            loc="lower center",
             ncols=min(max(in_a_row, 1), len(handles)),
         )
-    figure.draw_without_rendering()
-    figure.set_layout_engine(None)  # laid out once for all files
+        bottom = legend.get_window_extent().height / figure.dpi + _GAP
+    # laid out once for all files, in one pass
+    figure.tight_layout(pad=0.5, rect=(0, bottom / height, 1, 1))
 
 
 def labelled(figure: "Figure") -> dict[str, Any]:
@@ -104,22 +109,40 @@ def has_whiskers(figure: "Figure") -> bool:
 
 
 def _write_short_bars(axes: "Axes") -> None:
-    """Write the values of labelled horizontal bars that are too short to see next to their row."""
+    """Write the values of labelled horizontal bars that are too short to see behind their row."""
     from matplotlib.container import BarContainer
 
     axis_length = float(np.ptp(axes.get_xlim()))
     texts: dict[float, list[str]] = {}
+    ends: dict[float, float] = {}  # of the rows
     for bars in axes.containers:
         if not isinstance(bars, BarContainer) or str(bars.get_label()).startswith("_"):
             continue
         for bar in bars:
             length = bar.get_width()
+            middle = round(bar.get_y() + bar.get_height() / 2, 6)
+            ends[middle] = max(ends.get(middle, 0.0), bar.get_x() + length)
             if _NEGLIGIBLE_SHARE < abs(length) / axis_length < _SHORTEST_SHARE:
-                number = np.format_float_positional(length, 2, fractional=False, trim="-")
-                middle = round(bar.get_y() + bar.get_height() / 2, 6)
-                texts.setdefault(middle, []).append(f"{bars.get_label()} {number}")
+                texts.setdefault(middle, []).append(f"{bars.get_label()} {two_digits(length)}")
+    right = axes.get_xlim()[1]
+    a_character = axis_length * _CHARACTER / axes.figure.get_figwidth()
     for middle, values in texts.items():
-        write_next_to(axes, middle, ", ".join(values))
+        text = ", ".join(values)
+        axes.annotate(
+            text,
+            (ends[middle], middle),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+        right = max(right, ends[middle] + len(text) * a_character)
+    axes.set_xlim(right=right)
+
+
+def two_digits(value: float) -> str:
+    """A number as labels of a bar state it."""
+    return np.format_float_positional(value, 2, fractional=False, trim="-")
 
 
 def write_next_to(axes: "Axes", place: float, text: str) -> None:
@@ -129,7 +152,7 @@ def write_next_to(axes: "Axes", place: float, text: str) -> None:
         (1.01, place),
         xycoords=axes.get_yaxis_transform(),
         va="center",
-        fontsize=7,
+        fontsize=8,
         annotation_clip=False,
     )
 
@@ -226,9 +249,9 @@ COLOURS = {
 # The parts of bars by their label: colour, and a hatch, which sets neighbours apart in grey, too.
 PARTS = {
     "compute": (COLOURS["compute"], ""),
-    "hidden": (COLOURS["hidden"], r"\\\\"),
+    "hidden": (COLOURS["hidden"], "---"),
     "wait": (COLOURS["wait"], "////"),
-    "transfer": (COLOURS["transfer"], "...."),
+    "transfer": (COLOURS["transfer"], ".."),
     "other": (COLOURS["exposed"], "xxxx"),
     "idle": (COLOURS["idle"], ""),
     "$T_N(b) - T_1(b)$": (COLOURS["same_local_batch"], ""),
@@ -237,7 +260,7 @@ PARTS = {
     "forward": (COLOURS["forward"], ""),
     "backward": (COLOURS["backward"], ""),
     "exposed communication": (COLOURS["exposed"], "xxxx"),
-    "optimizer": (COLOURS["optimizer"], "...."),
+    "optimizer": (COLOURS["optimizer"], ".."),
     "at the peak": (COLOURS["compute"], ""),
     "compute below the peak": (COLOURS["forward"], ""),
     "contention": (COLOURS["hidden"], r"\\\\"),

@@ -54,7 +54,7 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value]) -> Figure | None:
     """
     if sum(len(one.epochs) for cell in data.trained for one in cell.trainings) < 2:
         return None
-    figure = Figure(figsize=(8.5, 2.8 * len(panels) + 1.0), layout="constrained")
+    figure = Figure(figsize=(8.5, 2.8 * len(panels) + 1.0))
     styles = _styles(data.trained)
     for row, (label, value) in enumerate(panels.items()):
         left = figure.add_subplot(len(panels), 2, 2 * row + 1)

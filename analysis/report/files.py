@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dpscope.analysis.figures.draw import PageFigure
 
-DEFAULT_FORMATS = ("png",)  # of the files in figures/; the page embeds its figures
+DEFAULT_FORMATS: tuple[str, ...] = ()  # of the files in figures/; the page embeds its figures
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ class AnalyzeRequest(Request):
     target_efficiency: options.TargetEfficiency = None
     target_accuracy: options.TargetAccuracy = None
     figures: str | None = option(
-        "also save the figures as png, svg or pdf, or several of them; none: no files"
+        "also save the figures, which the page holds, as png, svg or pdf, or several of them",
+        metavar="FORMAT,...",
     )
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None
@@ -241,13 +242,11 @@ def analyze(request: AnalyzeRequest) -> None:
 
 def _figure_formats(text: str | None) -> tuple[str, ...]:
     """The formats that --figures names; raises DpscopeError for another."""
-    if text == "none":
-        return ()
     if text is None:
         return DEFAULT_FORMATS
     formats = tuple(dict.fromkeys(text.split(",")))
-    known = ("png", "svg", "pdf", "none")
-    if unknown := [one for one in formats if one not in known[:3]]:
+    known = ("png", "svg", "pdf")
+    if unknown := [one for one in formats if one not in known]:
         raise DpscopeError(
             f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}"
         )
@@ -282,7 +281,3 @@ def _is_run(path: Path) -> bool:
             f"{path} holds a comparison by dpscope equal, without traces: read {path / EQUALITY_NAME} or the table it printed"
         )
     return False
-
-
-def defaults() -> dict[str, str]:
-    return {"--figures": "png"}

@@ -41,6 +41,7 @@ def test_no_two_texts_of_a_figure_overlap(count: int) -> None:
     parts = {"compute": [90.0] * count, "wait": [9.0] * count, "transfer": [0.1] * count}
     figure = known(stacked(names, parts, "time per step [ms]", NARROW))
     finish(figure, "Where a traced step goes; of many cells", "none")
+    figure.draw_without_rendering()  # which places the labels of the axes
     (axes,) = figure.axes
     texts = [*axes.get_yticklabels(), *axes.get_xticklabels(), *axes.texts, axes.xaxis.label]
     texts += [text for legend in figure.legends for text in legend.get_texts()]
@@ -53,3 +54,16 @@ def test_no_two_texts_of_a_figure_overlap(count: int) -> None:
         if one.overlaps(other)
     ]
     assert overlapping == []
+
+
+def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_figure() -> None:
+    names = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view"]
+    parts = {"compute": [60.0, 90.0], "optimizer": [0.0, 0.1], "copies to the device": [0.0, 0.05]}
+    figure = known(stacked(names, parts, "time per step [ms]", NARROW))
+    finish(figure, "Phases of a traced step", "none")
+    (axes,) = figure.axes
+    (text,) = axes.texts
+    assert text.get_text() == "optimizer 0.1, copies to the device 0.05"
+    assert tuple(text.xy) == pytest.approx((90.15, 1.0))  # type: ignore[attr-defined]
+    box = text.get_window_extent()
+    assert box.x1 < figure.get_figwidth() * figure.dpi
