@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.ranks.matching import RankOrigin
     from dpscope.analysis.traces.ranks.reduce import reduce_traces
     from dpscope.analysis.traces.reading.chunks import ReadLimits
-    from dpscope.analysis.traces.reading.reader import read_trace, read_traces
+    from dpscope.analysis.traces.reading.reader import read_trace
     from dpscope.analysis.traces.steps.attribution import attribute
     from dpscope.analysis.what_if.bases import base_of_run, base_of_traces
     from dpscope.analysis.what_if.predict import predict
@@ -70,7 +70,6 @@ __all__ = [
     "predict",
     "read_epoch_times",
     "read_trace",
-    "read_traces",
     "reduce_traces",
     "step_breakdown",
     "step_waits",
@@ -94,7 +93,7 @@ _HOMES = {
     "traces.ranks.frames": "align_clocks collectives dp_phases match_ranks step_breakdown step_waits waits_caused",
     "traces.ranks.matching": "RankOrigin",
     "traces.reading.chunks": "ReadLimits",
-    "traces.reading.reader": "read_trace read_traces",
+    "traces.reading.reader": "read_trace",
     "traces.steps.attribution": "attribute",
     "what_if.bases": "base_of_run base_of_traces",
     "what_if.predict": "predict",

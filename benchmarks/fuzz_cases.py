@@ -63,7 +63,6 @@ def sources() -> tuple[bytes, ...]:
         gloo_trace,
         trace_text,
     )
-    from tests.generated_traces.relabeling import Marking, fused_trace
 
     ranks = [ddp_trace(rank, 2, DdpOptions(straggler=1)).trace for rank in range(2)]
     one = ddp_trace(0, 4, DdpOptions(lag=True)).trace
@@ -71,14 +70,21 @@ def sources() -> tuple[bytes, ...]:
         **one,
         "traceEvents": [_moved(event, 1_694_128_201_226_418.25) for event in one["traceEvents"]],
     }
-    markings: tuple[Marking, ...] = ("args_rank", "label", "plain", "same_launches")
+    several = {
+        **ranks[0],
+        "traceEvents": [
+            {**event, "pid": 5000 + rank} if event.get("ph") == "X" else event
+            for rank, trace in enumerate(ranks)
+            for event in trace["traceEvents"]
+        ],
+    }
     texts = [
         trace_text(one),
         trace_text(one, "one_line"),
         trace_text(since_1970, "one_line"),
         json.dumps(one["traceEvents"]),
-        *(trace_text(fused_trace(ranks, marking), "one_line") for marking in markings),
-        trace_text(fused_trace(ranks, "device_label")),
+        *(trace_text(rank, "one_line") for rank in ranks),
+        trace_text(several, "one_line"),
         trace_text(gloo_trace(0, 2).trace),
         trace_text(dp_trace(devices=2).trace, "one_line"),
     ]

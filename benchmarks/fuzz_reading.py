@@ -3,7 +3,7 @@ and 1 GiB of memory.
 
     python benchmarks/fuzz_reading.py [--cases 10000] [--first 0] [--jobs 1] [--keep FOLDER]
 
-A case is a number: it chooses a file (on one line, in Kineto's layout, fused, without a GPU, with
+A case is a number: it chooses a file (on one line, in Kineto's layout, of several ranks, without a GPU, with
 times since 1970), some mutations of its text (bytes, brackets, quotes, nesting, huge strings,
 numbers, whole events) and of its compressed bytes, and bombs in head, body, tail and between
 events. It fails with a traceback, past a limit, or where an invariant is broken: step = compute +

@@ -48,10 +48,10 @@ def job_profile(
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file
     cannot be read.
     """
-    read = [(path, one) for path in paths for one in read_attributed(path, limits)]
-    found = find_jobs([trace_identity(one) for _, one in read], [path for path, _ in read])
+    read = [read_attributed(path, limits) for path in paths]
+    found = find_jobs([trace_identity(one) for one in read], paths)
     require_one_job(found.jobs, paths, "a prediction")
-    attributions = [read[index][1] for index in found.jobs[""]]
+    attributions = [read[index] for index in found.jobs[""]]
     tables = [_with_times(one) for one in attributions]
     trace_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     matched = _matched(attributions, joined(tables), trace_of_row)

@@ -26,17 +26,8 @@ class TraceCode(FindingCode):
         "warning",
         meaning="Some events are damaged: unreadable as JSON, without a usable time or ending "
         "before they start (left out), without a valid device number (in the rows of device -1), or "
-        "in the file twice (counted once). An error if a file of several ranks does not show which "
-        "rank owns them.",
+        "in the file twice (counted once).",
         action="the sums include what was read; trace again if the missing events matter",
-        other_severity="error",
-    )
-    FUSED_RANKS = Code(
-        "info",
-        meaning="One file holds the traces of several ranks; each was read separately. A warning if "
-        "the rank numbers had to be guessed.",
-        action="no action needed",
-        other_severity="warning",
     )
     NO_KERNELS = Code(
         "error",

@@ -36,7 +36,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.finding import Finding, counted
@@ -62,12 +62,7 @@ class RankFile:
 def read_rank(path: Path, limits: ReadLimits) -> RankFile:
     """Read a rank's file for the first time; raises DpscopeError as `read_trace` does."""
     scan = tracks.TrackScan()
-    traces = read_traces(path, limits, scan.add)
-    if len(traces) > 1:
-        raise DpscopeError(
-            f"{path} holds {counted(len(traces), 'rank')} already; merge the ranks' own files, or open it as it is"
-        )
-    trace = traces[0]
+    trace = read_trace(path, limits, scan.add)
     attribution = attribute(trace)
     return RankFile(
         path=path,

@@ -1,7 +1,6 @@
-"""A trace of torch.profiler, which Kineto writes, to the small tables of its ranks."""
+"""A trace of torch.profiler, which Kineto writes, to the small tables of its rank."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,12 +12,11 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     RankRecord,
     RankTables,
     TraceSummary,
-    join_ranks,
     of_rank,
 )
 from dpscope.analysis.traces.ranks.timeline import step_timeline, timeline_bytes
 from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
@@ -73,9 +71,8 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
     )
 
 
-def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
-    """The traces of every rank in a file with their events attributed; raises DpscopeError as
-    `read_traces` does.
+def read_attributed(path: Path, limits: ReadLimits) -> Attribution:
+    """A trace with its events attributed; raises DpscopeError as `read_trace` does.
 
     Those of small files are kept in this process: a replay needs the same traces after their tables
     have been made.
@@ -90,10 +87,8 @@ def read_attributed(path: Path, limits: ReadLimits) -> Sequence[Attribution]:
 
 
 @lru_cache(maxsize=_KEPT_FILES)
-def _attributed(
-    path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)
-) -> Sequence[Attribution]:
-    return [attribute(trace) for trace in read_traces(path, limits)]
+def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Attribution:
+    return attribute(read_trace(path, limits))
 
 
 def named_collectives(attribution: Attribution) -> Table:
@@ -136,5 +131,5 @@ def rank_tables(attribution: Attribution) -> RankTables:
 
 
 def read(path: Path, limits: ReadLimits) -> RankTables:
-    """The tables of the ranks in a trace file; raises DpscopeError as `read_traces` does."""
-    return join_ranks([rank_tables(one) for one in read_attributed(path, limits)])
+    """The tables of the rank in a trace file; raises DpscopeError as `read_trace` does."""
+    return rank_tables(read_attributed(path, limits))

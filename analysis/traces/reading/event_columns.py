@@ -121,9 +121,9 @@ class TableBuilder:
         self._communication: dict[int, CommunicationArgs] = {}
 
     @property
-    def is_fused(self) -> bool:
-        """Whether these are the events of several processes; one event that names another is a
-        damaged one.
+    def has_several_ranks(self) -> bool:
+        """Whether these are the events of several processes or ranks; one event that names another
+        is a damaged one.
 
         A process without operators, where another has some, is no rank: some tracers (MTIA) give a
         rank's calls of the runtime another process id than its operators.

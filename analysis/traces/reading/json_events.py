@@ -41,10 +41,7 @@ class EventArgs(msgspec.Struct, gc=False, frozen=True):
     input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
-    rank: int | str | None = NONE  # given where a tool fused several ranks into one file
-    # of metadata events
-    process_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="name")
-    process_labels: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="labels")
+    rank: int | str | None = NONE  # given where a tool joined several ranks in one file
 
 
 class Event(msgspec.Struct, gc=False):

@@ -35,7 +35,6 @@ from dpscope.analysis.traces.reading.event_table import (
     ProcessGroup,
     Trace,
 )
-from dpscope.analysis.traces.reading.fused_ranks import FusedBuilder, FusedRank
 from dpscope.analysis.traces.reading.json_events import EVENTS, Codec, Event, ordinal
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -143,29 +142,15 @@ _Event = TypeVar("_Event")
 Watch = Callable[[Sequence[Event]], None]
 
 
-def read_trace(path: Path | str, limits: ReadLimits = DEFAULT_LIMITS) -> Trace:
+def read_trace(
+    path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Watch = lambda _: None
+) -> Trace:
     """Read the trace of one process, `.json` or `.json.gz`, made by torch 1.13 or later.
 
-    Times of the table are microseconds from the trace's first event. Raises DpscopeError when the
-    file cannot be read, is no trace or holds several ranks; damage that leaves something readable
-    becomes findings of the trace.
-    """
-    traces = read_traces(path, limits)
-    if len(traces) > 1:
-        raise DpscopeError(
-            f"{path} holds the traces of {counted(len(traces), 'rank')}; read it with read_traces"
-        )
-    return traces[0]
-
-
-def read_traces(
-    path: Path | str, limits: ReadLimits = DEFAULT_LIMITS, watch: Watch = lambda _: None
-) -> list[Trace]:
-    """Read a trace file of one rank, or of several that a tool fused: a Trace each, in the order of
-    ranks.
-
-    As `read_trace` otherwise. Only a file that turns out to be fused is read a second time, rank by
-    rank. `watch` sees every event once, in file order, including those that are in no table.
+    Times of the table are microseconds from the trace's first event. `watch` sees every event once,
+    in file order, including those that are in no table. Raises DpscopeError when the file cannot be
+    read, is no trace or holds several ranks; damage that leaves something readable becomes findings
+    of the trace.
     """
     path = Path(path)
     builder, foreign = TableBuilder(), Counter[str]()
@@ -183,50 +168,30 @@ def read_traces(
             f"{path} is a trace of another program, or by the legacy torch.autograd.profiler, not by torch.profiler: none "
             f"of its {counted(others, 'event')} with a duration is of a category that torch.profiler writes; {WANTED}"
         )
-    if builder.is_fused:
-        builder, reading, ranks = _read_fused(path, limits)
-    else:
-        events, offset_us = builder.table().from_its_start()
-        base_us = builder.base_us if builder.base_us is not None else reading.subtracted_us
-        ranks = [FusedRank(reading.header.rank, events, base_us + offset_us)]
-    # what is found in the file goes with its first rank
-    findings = [
-        *reading.findings,
-        *_damage_findings(path, reading, builder.rows, builder.lost),
-    ]
-    several = len(ranks) > 1
-    traces: list[Trace] = []
-    for rank in ranks:
-        events, duplicates = _without_duplicates(rank.events, path)
-        trace = Trace(
-            **vars(reading.header) | {"rank": rank.rank},
-            source=f"{path} (rank {rank.rank})" if several else str(path),
-            events=events,
-            has_accelerator=bool(builder.unread) or _shows_device(events),
-            zero_ns=reading.header.base_ns + 1000 * rank.base_us,
-            zero_us=rank.base_us - reading.subtracted_us,
-            findings=(*findings, *duplicates),
-            cut_short=reading.damaged or not reading.ended,
-            lacks_events=not reading.ended,
-            unread=tuple(sorted(builder.unread.items())),
-            process_id=None if several else builder.process_id,
+    if builder.has_several_ranks:
+        raise DpscopeError(
+            f"{path} holds the events of several ranks or processes, joined by another tool; name each rank's own file"
         )
-        traces.append(trace)
-        findings = []
-    return traces
-
-
-def _read_fused(path: Path, limits: ReadLimits) -> "tuple[TableBuilder, Reading, list[FusedRank]]":
-    """The same file again, rank by rank."""
-    fused = FusedBuilder(path)
-
-    def add(decoded: DecodedChunk[Event]) -> None:
-        fused.add(decoded.events, decoded.subtracted_us)
-
-    reading = read_events(path, limits, EVENTS, add)
-    ranks, findings = fused.ranks()
-    reading.findings += findings
-    return fused.table, reading, ranks
+    events, offset_us = builder.table().from_its_start()
+    base_us = builder.base_us
+    if base_us is None:
+        base_us = reading.subtracted_us
+    base_us += offset_us
+    damage = _damage_findings(path, reading, builder.rows, builder.lost)
+    events, duplicates = _without_duplicates(events, path)
+    return Trace(
+        **vars(reading.header),
+        source=str(path),
+        events=events,
+        has_accelerator=bool(builder.unread) or _shows_device(events),
+        zero_ns=reading.header.base_ns + 1000 * base_us,
+        zero_us=base_us - reading.subtracted_us,
+        findings=(*reading.findings, *damage, *duplicates),
+        cut_short=reading.damaged or not reading.ended,
+        lacks_events=not reading.ended,
+        unread=tuple(sorted(builder.unread.items())),
+        process_id=builder.process_id,
+    )
 
 
 @dataclass

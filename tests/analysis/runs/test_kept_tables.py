@@ -23,7 +23,7 @@ from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.trace_analysis import read_kept
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.what_if import job_profile as job
 from dpscope.analysis.what_if.bases import base_of_run
 from dpscope.profiling.store.folders import TABLES_SUFFIX, RunFolder
@@ -105,11 +105,11 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
     assert len(traces) == 12  # two repeats: single 1, dp-host 1, DDP 2, and 2 of its counters pass
     parsed: list[Path] = []
 
-    def parse(path: Path, limits: ReadLimits) -> list[Trace]:
+    def parse(path: Path, limits: ReadLimits) -> Trace:
         parsed.append(path)
-        return read_traces(path, limits)
+        return read_trace(path, limits)
 
-    monkeypatch.setattr(kineto, "read_traces", parse)
+    monkeypatch.setattr(kineto, "read_trace", parse)
     first = printed(run)
     # once, although the predictions replay the traced steps
     assert sorted(read) == sorted(parsed) == traces

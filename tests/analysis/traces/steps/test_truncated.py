@@ -10,7 +10,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from dpscope.analysis.traces.reading.reader import read_traces
+from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.profiling.store.errors import DpscopeError
@@ -44,7 +44,7 @@ TEXTS: dict[str, Callable[[Path], bytes]] = {
 
 
 def steps_of(path: Path) -> dict[tuple[object, object], dict[str, object]]:
-    rows = step_table(attribute(read_traces(path)[0])).assign(rank=0).records()
+    rows = step_table(attribute(read_trace(path))).assign(rank=0).records()
     return {(row["device"], row["step"]): row for row in rows}
 
 
