@@ -125,7 +125,7 @@ VIEWS = (
     _compared("bandwidth", "bandwidth", BANDWIDTH, printed=False),
     *(
         View(name, "what_if", _what_if(name), printed=False)
-        for name in ("what_if", "what_if_ledger", "what_if_own_error")
+        for name in ("what_if", "what_if_own_error")
     ),
     *(View(name, "learning", _training(table)) for name, table in TRAINING_TABLES.items()),
     _compared("checks", "checks", CHECKS),

@@ -17,7 +17,6 @@ from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show
-from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
 from dpscope.analysis.what_if.predict import predict
@@ -32,15 +31,6 @@ class Predicted(NamedTuple):
 
     words: Mapping[str, str]
     prediction: Prediction
-
-    @property
-    def label(self) -> str:
-        """Such as ``4 devices, bucket mb 5, overlap off``."""
-        label = counted(self.prediction.devices, "device")
-        for name, word in self.words.items():
-            if name != "devices":
-                label += f", {_option(name)} {word}"
-        return label
 
     @property
     def band(self) -> str | None:
@@ -71,7 +61,6 @@ class RunAnswer:
         """By name, those that have rows."""
         tables = {
             "what_if": prediction_table(self),
-            "what_if_ledger": ledger_table(self),
             "what_if_own_error": error_table(self.own.cells),
         }
         return {name: one for name, one in tables.items() if one.rows}
@@ -127,32 +116,27 @@ class RunAnswer:
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
         base = self.question.base
+        predictions = []
+        for words, prediction in self.predictions:
+            predictions.append({**asdict(prediction), "scenario": words})
+        own_errors = []
+        for cell in self.own.cells:
+            own_errors.append({**asdict(cell), "error": cell.error})
         content = {
-            "predictions": [
-                {**one.as_plain(), "scenario": words, "ledger": _ledger_values(one.ledger)}
-                for words, one in self.predictions
-            ],
+            "predictions": predictions,
             "base": {
                 "cell": base.name,
-                **{name: getattr(base, name) for name in ("devices", "batch_size", "step_us")},
-                "ledger": _ledger_values(base.ledger),
+                "devices": base.devices,
+                "batch_size": base.batch_size,
+                "step_us": base.step_us,
                 "replay_error": replay_error(base),
                 "lacks": list(base.lacks),
             },
             "layout": layout(self),
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.calibration)),
-            "own_error": [
-                asdict(one) | {"prediction": one.prediction.as_plain(), "error": one.error}
-                for one in self.own.cells
-            ],
+            "own_error": own_errors,
         }
         return json.dumps(content, indent=1, allow_nan=False)
-
-
-def _ledger_values(ledger: Ledger | None) -> dict[str, float | None]:
-    """The step's parts and the tracer's, which add up to the untraced step."""
-    names = [f"{part}_us" for part in ("traced_step", *STEP_PARTS, "tracer")]
-    return {name: None if ledger is None else getattr(ledger, name) for name in names}
 
 
 def run_answer(
@@ -215,7 +199,6 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("90% band [ms]", "band", meaning=_BAND, column="band_ms"),
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
         Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
-        Field("bound by", "prediction.bound_by", meaning="The largest part of the predicted step"),
     ]
     predictions = [one for _, one in answer.predictions]
     refused = grouped((one.reason, one.devices) for one in predictions if one.reason is not None)
@@ -241,57 +224,6 @@ def _counts(devices: Sequence[int]) -> str:
     """Device counts, each once, such as ``4, 8 devices``."""
     *fewer, most = sorted(set(devices))
     return "".join(f"{count}, " for count in fewer) + counted(most, "device")
-
-
-_PARTS = {
-    "compute": "The base's compute plus its change in the replay",
-    "exposed_wait": "Exposed: waiting for a late rank, while nothing computes or transfers",
-    "exposed_transfer": "Exposed: a collective transfers while nothing computes",
-    "exposed_other": "Exposed communication whose wait and transfer cannot be separated, such as broadcasts",
-    "idle": "Neither compute nor communication",
-    "tracer": "Untraced minus traced step of the base; negative if tracing slowed it",
-}
-
-
-_UNTRACED = "Untraced: the base's as measured, the others as predicted"
-
-
-class _LedgerRow(NamedTuple):
-    label: str
-    step_us: float
-    ledger: Ledger
-
-
-def ledger_table(answer: RunAnswer) -> TextTable:
-    """Where the base's step goes, and each predicted one that has a number; empty where nothing is
-    known of the base's.
-    """
-    base = answer.question.base
-    if base.ledger is None:
-        return table_of("", (), ())
-    name = "base" if answer.question.cell is None else f"base: {base.name}"
-    rows = [_LedgerRow(name, base.step_us, base.ledger)]
-    for row in answer.predictions:
-        one = row.prediction
-        if one.step_us is not None and one.ledger is not None:
-            rows.append(_LedgerRow(row.label, one.step_us, one.ledger))
-    notes = ["wait, transfer, other: exposed communication"]
-    if not base.ledger.is_split:
-        notes.append("the base's traces do not separate wait from transfer: both are in other")
-    names = list(STEP_PARTS)
-    if base.ledger.tracer_us is not None:
-        names.append("tracer")
-        notes.append("tracer: untraced minus traced step, as measured in the base")
-    fields = [
-        Field("configuration", "label", meaning="The measured base, or what differs from it"),
-        Field("step", "step_us", "time", _UNTRACED),
-    ]
-    for name in names:
-        heading = name.removeprefix("exposed_")
-        fields.append(Field(heading, f"ledger.{name}_us", "time", _PARTS[name]))
-    return table_of(
-        "Where the step goes [{unit}]: the parts add up to the step", fields, rows, notes
-    )
 
 
 _SAME = "The error of assuming that the step takes as long as in the other cell"

@@ -59,6 +59,13 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     )
 
 
+def _exposed_us(ledger: Ledger | None) -> float | None:
+    """Exposed communication of the base's traced steps, where that is known."""
+    if ledger is None:
+        return None
+    return ledger.exposed_us
+
+
 def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
     """What is assumed of communication next to anything else, in words."""
     found = []
@@ -127,7 +134,7 @@ def base_of_loaded(
         per_node=devices_per_node(data),
         step_us=step_us,
         spread=repeats_band([float(np.median(one)) for one in data.step_samples()]),
-        ledger=ledger,
+        exposed_us=_exposed_us(ledger),
         batch_size=cell.batch_size,
         single_us=single_steps_us(run, data),
         bucketing=Bucketing(cell.options.bucket_mb, cell.options.overlap == "on"),
@@ -183,7 +190,7 @@ def base_of_traces(
         spread=max(
             _ONE_REPEAT, NINE_OF_TEN * float(np.std(np.log(steps_us))) / len(steps_us) ** 0.5
         ),
-        ledger=ledger,
+        exposed_us=_exposed_us(ledger),
         batch_size=batch_size,
         bucketing=Bucketing(bucket_mb),
         kinds=job.kinds,

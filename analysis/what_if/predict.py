@@ -1,19 +1,15 @@
 """The step of a configuration that was not measured: measured base + (replay of the scenario -
 replay of the base).
-
-So is each part of its ledger: that of the base plus what the replay of the scenario changes of it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import sub
 from statistics import fmean
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
-from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS, Ledger
 from dpscope.analysis.what_if.band import (
     FARTHEST,
     Parts,
@@ -26,7 +22,6 @@ from dpscope.analysis.what_if.replay import (
     AS_IT_WAS,
     MOST_OFF,
     Replay,
-    StepParts,
     base_error,
     silent,
 )
@@ -48,13 +43,6 @@ _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's
 _IMPOSSIBLE = 0.97
 _MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
-_BOUND_BY = dict(
-    zip(
-        STEP_PARTS,
-        ("compute", "waiting", "transfer", "communication", "idle"),
-        strict=True,
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,6 @@ class _Change:
 
     step_us: float
     exposed_us: float
-    parts: StepParts  # scenario less base
     unsure: Parts
     basis: tuple[str, ...]
 
@@ -197,14 +184,11 @@ def _replayed(
     then = Replay(inputs.prepared, inputs.conditions)
     now = base.replayed(measured, base.contention.gamma)
     step_us = max(base.step_us + then.step_us - now.step_us, 1.0)
-    measured_us = base.ledger.exposed_us if base.ledger is not None else None
-    if measured_us is None:
-        measured_us = now.exposed_us
+    measured_us = now.exposed_us if base.exposed_us is None else base.exposed_us
     exposed_us = measured_us + then.exposed_us - now.exposed_us
     return _Change(
         step_us=step_us,
         exposed_us=min(max(0.0, exposed_us), step_us),
-        parts=StepParts(*map(sub, then.parts, now.parts)),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
     )
@@ -220,14 +204,10 @@ def _joined(
     """The mean over the profiles, with its band."""
     devices = unanswered.devices
     step_us = fmean(one.step_us for one in changes)
+
     alone_us, alone_basis = _one_device(base, setting, costs)
     if devices == 1 and alone_us is not None:
         step_us = alone_us
-    ledger = base.ledger
-    if ledger is not None and setting != base.setting:
-        changes_us = map(fmean, zip(*(one.parts for one in changes), strict=True))
-        ledger = _ledger(ledger, changes_us, step_us, devices)
-
     exposed_share = max(one.exposed_us / one.step_us for one in changes)
     unsure = [one.unsure for one in changes]
     below, above = half_band(base, setting, unsure, exposed_share, devices / base.largest)
@@ -244,68 +224,10 @@ def _joined(
         step_us=step_us,
         low_us=step_us * math.exp(-below),
         high_us=step_us * math.exp(above),
-        exposed_us=_exposed_us(ledger, devices, changes),
+        exposed_us=0.0 if devices == 1 else fmean(one.exposed_us for one in changes),
         efficiency=efficiency,
-        bound_by=_largest_part(ledger),
         rests_on="; ".join(basis) or f"the replay of {base.name}",
-        ledger=ledger,
     )
-
-
-def _exposed_us(ledger: Ledger | None, devices: int, changes: Sequence[_Change]) -> float:
-    """Exposed communication by the ledger, else by the replays."""
-    if ledger is not None and ledger.exposed_us is not None:
-        return ledger.exposed_us
-    return 0.0 if devices == 1 else fmean(one.exposed_us for one in changes)
-
-
-def _ledger(
-    base: Ledger, changes_us: Iterable[float], step_us: float, devices: int
-) -> Ledger | None:
-    """The base's parts and what the replay changes of each, adding up to the step with the base's
-    share of the tracer.
-
-    No part is negative: what the replay takes off a part beyond what was measured of it, it takes
-    off the others in proportion; what a part leaves without shortening the step is idle time. None
-    if the tracer's share alone is longer than the step.
-    """
-    moved_us = dict(zip(STEP_PARTS, changes_us, strict=True))
-    if not base.is_split:
-        moved_us["exposed_other"] = sum(moved_us[part] for part in EXPOSED_PARTS)
-    kept = {}
-    for part, measured_us in base.parts_us.items():
-        kept[part] = max(0.0, measured_us + moved_us[part])
-    if devices == 1:
-        kept |= dict.fromkeys(EXPOSED_PARTS, 0.0)
-
-    traced_us = step_us - (base.tracer_us or 0.0)
-    total_us = sum(kept.values())
-    if traced_us <= 0 or total_us <= 0:
-        return None
-    # without these, what is left of the step belongs to a part that is not known
-    if "compute" in kept and "idle" in kept:
-        kept["idle"] += max(0.0, traced_us - total_us)
-        share = min(1.0, traced_us / total_us)
-        kept = {part: us * share for part, us in kept.items()}
-    compute_us, wait_us, transfer_us, other_us, idle_us = (kept.get(part) for part in STEP_PARTS)
-    return Ledger(
-        traced_us,
-        compute_us,
-        wait_us,
-        transfer_us,
-        other_us,
-        idle_us,
-        tracer_us=base.tracer_us,
-    )
-
-
-def _largest_part(ledger: Ledger | None) -> str | None:
-    """The largest of a ledger's known parts, as `bound_by` names it."""
-    parts_us = {} if ledger is None else ledger.parts_us
-    if not parts_us:
-        return None
-    largest = max(parts_us, key=lambda part: parts_us[part])
-    return _BOUND_BY[largest]
 
 
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:

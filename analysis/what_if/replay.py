@@ -3,7 +3,7 @@
 The device goes through its works; a bucket is ready when its last gradient is, its all-reduce
 starts when the last rank is ready and a server is free; what needs a bucket (the optimizer, the
 copies out of it) waits for its end. The host launches works when it did, unless it waited for the
-device. The parts of a replayed step are those of the ledger of a traced one.
+device.
 """
 
 from collections.abc import Sequence
@@ -20,37 +20,6 @@ from dpscope.analysis.what_if.step_profile import NEVER, StepProfile
 
 Span = tuple[float, float]
 """Start and end, microseconds from the step's start."""
-
-
-class StepParts(NamedTuple):
-    """Microseconds; the parts add up to the replayed step. See `Ledger` for what each is."""
-
-    compute: float = 0.0
-    exposed_wait: float = 0.0
-    exposed_transfer: float = 0.0
-    exposed_other: float = 0.0
-    idle: float = 0.0
-
-
-def exposed_split(
-    exposed: Sequence[Span],
-    transfers: Sequence[Span],
-    waits: Sequence[Span],
-    others: Sequence[Span],
-) -> tuple[float, float, float]:
-    """Exposed wait, transfer and other: a moment counts as transfer, else as wait, else as other,
-    else as none of them.
-
-    `exposed` are the stretches in which the device waits for communication, in order and without
-    overlaps.
-
-    >>> exposed_split([(10.0, 50.0)], [(20.0, 30.0)], [(5.0, 25.0)], [(28.0, 40.0)])  # 10-20 waits, 20-30 moves, 30-40 is other
-    (10.0, 10.0, 10.0)
-    """
-    moved = _covered_us(exposed, transfers)
-    waited = _covered_us(exposed, [*transfers, *waits])
-    every = _covered_us(exposed, [*transfers, *waits, *others])
-    return waited - moved, moved, every - waited
 
 
 def _covered_us(exposed: Sequence[Span], spans: Sequence[Span]) -> float:
@@ -224,6 +193,7 @@ class Replay:
         self.other_spans: list[Span] = []
         self.other_free = 0.0  # collectives that are no buckets are on a separate stream
         self.waited = 0  # buckets whose end the device has waited for
+        # when the last bucket that is ready will roughly be in flight
         self.busy_from = self.busy_to = NEVER
         for point in prepared.points(conditions.bucket_ends):
             self._pass_point(point)
@@ -243,15 +213,18 @@ class Replay:
         self._go(point.following)
 
     def _go(self, stretch: Stretch) -> None:
-        began, self.now = self.now, stretch.end_us(self.now, self.host)
-        if self.conditions.gamma and self.busy_to > began:
-            overlap_us = min(self.now, self.busy_to) - max(began, self.busy_from)
-            # the rest of the stretch is idle
-            if overlap_us > 0:
-                computing = min(1.0, stretch.busy_us / (self.now - began))
-                slower_us = self.conditions.gamma * overlap_us * computing
-                self.contention_us += slower_us
-                self.now += slower_us
+        began = self.now
+        self.now = stretch.end_us(began, self.host)
+        if self.conditions.gamma == 0:
+            return
+        overlap_us = min(self.now, self.busy_to) - max(began, self.busy_from)
+        if overlap_us <= 0:
+            return
+        # the rest of the stretch is idle
+        computing = min(1.0, stretch.busy_us / (self.now - began))
+        slower_us = self.conditions.gamma * overlap_us * computing
+        self.contention_us += slower_us
+        self.now += slower_us
 
     def _bucket_ready(self, bucket: int) -> None:
         conditions = self.conditions
@@ -259,8 +232,11 @@ class Replay:
         self.ready.append(ready)
         if conditions.gamma:  # roughly when it will run, which only contention has to know so early
             start = max(ready + conditions.late_us[bucket], self.busy_to)
-            self.busy_from = start if start > self.busy_to else self.busy_from
-            self.busy_to = start + conditions.latency_us[bucket] + conditions.transfer_us[bucket]
+            if start > self.busy_to:
+                self.busy_from = start
+            self.busy_to = start
+            self.busy_to += conditions.latency_us[bucket]
+            self.busy_to += conditions.transfer_us[bucket]
 
     def _other(self, place: int, launch_us: float) -> None:
         other = self.profile.others[place]
@@ -276,9 +252,11 @@ class Replay:
         """
         if len(self.ends) == len(self.ready):
             return
-        conditions, count = self.conditions, len(self.ready)
-        late = zip(self.ready, conditions.late_us, strict=False)
-        all_ready = [ready + late_us for ready, late_us in late]
+        conditions = self.conditions
+        count = len(self.ready)
+        all_ready = []
+        for ready, late_us in zip(self.ready, conditions.late_us, strict=False):
+            all_ready.append(ready + late_us)
         self.starts, self.ends = run_collectives(
             all_ready,
             conditions.latency_us[:count],
@@ -310,33 +288,18 @@ class Replay:
         self.now = max(self.now, end)
 
     @cached_property
-    def parts(self) -> StepParts:
-        """Of the whole step; collectives that outlast the last work are exposed, too."""
-        prepared, step_us = self.prepared, self.step_us
-        other_passes_us = (self.conditions.passes - 1) * prepared.pass_busy_us
-        compute_us = prepared.busy_us + other_passes_us + self.contention_us
-        exposed = [*self.exposed]
-        if step_us > self.now:
-            exposed.append((self.now, step_us))
-        transfers = list(zip(self.starts, self.ends, strict=True))
-        late_us = self.conditions.late_us
-        arrivals = zip(self.ready, late_us, strict=False)
-        waits = [(ready, ready + late) for ready, late in arrivals]
-        of_exposed = exposed_split(exposed, transfers, waits, self.other_spans)
-        wait_us, transfer_us, other_us = of_exposed
-        return StepParts(
-            compute=compute_us,
-            exposed_wait=wait_us,
-            exposed_transfer=transfer_us,
-            exposed_other=other_us,
-            idle=step_us - compute_us - sum(of_exposed),
-        )
-
-    @property
     def exposed_us(self) -> float:
-        """All exposed communication."""
-        _, *exposed, _ = self.parts
-        return sum(exposed)
+        """Exposed communication of the whole step, waiting for late ranks included; collectives that
+        outlast the last work are exposed, too.
+        """
+        exposed = list(self.exposed)
+        if self.step_us > self.now:
+            exposed.append((self.now, self.step_us))
+        in_flight = list(self.other_spans)
+        in_flight += zip(self.starts, self.ends, strict=True)
+        for ready, late_us in zip(self.ready, self.conditions.late_us, strict=False):
+            in_flight.append((ready, ready + late_us))
+        return _covered_us(exposed, in_flight)
 
 
 MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predicts nothing
@@ -344,12 +307,14 @@ MOST_OFF = 0.01  # of the step: a base that its own replay misses by more predic
 
 def measured_conditions(profile: StepProfile, gamma: float = 0.0) -> Conditions:
     """The profile's own buckets, costs and lateness."""
+    buckets = profile.buckets
     return Conditions(
         bucket_ends=profile.bucket_ends,
-        latency_us=(0.0,) * len(profile.buckets),
-        transfer_us=tuple(one.cost_us for one in profile.buckets),
-        late_us=tuple(one.late_us for one in profile.buckets),
-        lag_us=tuple(one.lag_us for one in profile.buckets),
+        # the cost of a measured bucket is not split: all of it is transfer
+        latency_us=(0.0,) * len(buckets),
+        transfer_us=tuple(one.cost_us for one in buckets),
+        late_us=tuple(one.late_us for one in buckets),
+        lag_us=tuple(one.lag_us for one in buckets),
         other_us=tuple(one.cost_us for one in profile.others),
         gamma=gamma,
     )

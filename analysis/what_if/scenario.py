@@ -3,12 +3,11 @@ data. Microseconds, bytes.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from dpscope.analysis.costs.cost import Links, Place
-from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import AS_IT_WAS, Prepared, Replay, Scale, measured_conditions
 from dpscope.analysis.what_if.step_profile import Bucketing, StepProfile
@@ -59,7 +58,7 @@ UNKNOWN_CONTENTION = Contention()
 class Base:
     """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
 
-    `step_us` is the untraced step where known, `ledger` where it goes, `spread` half a 90% band of
+    `step_us` is the untraced step where known, `exposed_us` its exposed communication, `spread` half a 90% band of
     it in logarithms, by its repeats. `single_us` is t_1 by batch per device. `method_error` is half
     a 90% band of the method on this run's other cells, None if there is none. `profiles` are the
     typical ones of `every`.
@@ -74,7 +73,7 @@ class Base:
     step_us: float
     spread: float
     largest: int  # the largest device count that was measured
-    ledger: Ledger | None
+    exposed_us: float | None
     batch_size: int | None = None
     single_us: Mapping[int, float] = field(default_factory=dict)
     bucketing: Bucketing = USUAL_BUCKETS
@@ -154,8 +153,7 @@ class Prediction:
     """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and
     `reason` is the reason.
 
-    `efficiency` is t_1 / t_N at equal batch per device. `ledger` is where the step goes, `bound_by`
-    its largest part: compute, waiting, transfer, communication (any other) or idle.
+    `efficiency` is t_1 / t_N at equal batch per device.
     """
 
     __repr__ = short_repr
@@ -168,11 +166,5 @@ class Prediction:
     high_us: float | None = None
     exposed_us: float | None = None
     efficiency: float | None = None
-    bound_by: str | None = None
     rests_on: str | None = None
     reason: str | None = None
-    ledger: Ledger | None = None
-
-    def as_plain(self) -> dict[str, object]:
-        """For JSON; without the ledger."""
-        return {name: value for name, value in asdict(self).items() if name != "ledger"}

@@ -6,7 +6,6 @@ import numpy as np
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import Conditions
 from dpscope.analysis.what_if.scenario import Base, Contention
@@ -64,7 +63,6 @@ BUCKETS = tuple(
 )
 PROFILE = replace(SIMPLE, buckets=BUCKETS, step_us=230.0)
 STILL = Lateness((0.0, 0.0), (0.0,) * 8)  # two ranks that are never late
-LEDGER = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
 ALONE = Contention(high=0.0)  # nothing slows computing
 BASE = Base(
     "made",
@@ -74,7 +72,7 @@ BASE = Base(
     230.0,
     0.01,
     2,
-    LEDGER,
+    20.0,
     4,
     {4: 210.0},
     CAP,

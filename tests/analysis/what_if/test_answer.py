@@ -30,10 +30,10 @@ def question() -> Question:
 
 
 @pytest.mark.long
-def test_the_base_s_step_and_ledger_are_the_report_s(question: Question) -> None:
+def test_the_base_s_step_and_exposed_time_are_the_report_s(question: Question) -> None:
     row = reported(FIVE_REPEATS).comparison.rows[question.base.name]
     assert question.base.step_us == pytest.approx(known(row.step_us))
-    assert known(question.base.ledger).parts_us == pytest.approx(known(row.ledger).parts_us)
+    assert question.base.exposed_us == pytest.approx(known(row.ledger).exposed_us)
     (fact, *_) = facts(run_answer(question, CellErrors(()), [({}, Scenario())]))
     assert f"{known(row.step_us) / 1e3:.1f} ms a step (median untraced step of all repeats)" in fact
 

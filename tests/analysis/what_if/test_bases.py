@@ -11,6 +11,7 @@ import pytest
 
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.bases import (
     Question,
     base_of_loaded,
@@ -23,7 +24,7 @@ from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
-from tests.helpers.replayed_steps import BASE, COSTS, LEDGER
+from tests.helpers.replayed_steps import BASE, COSTS
 from tests.helpers.run_cells import in_cell, optioned, run_of
 
 
@@ -47,8 +48,9 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(
 
 def test_the_measured_contention_is_used_before_any_assumption() -> None:
     """Compute that takes 1.25x as long loses 1/5 of the time that communication runs next to it."""
-    ledger = replace(LEDGER, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
-    measured, unknown = contention_of_ledger(ledger), contention_of_ledger(LEDGER)
+    without_overlap = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
+    ledger = replace(without_overlap, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
+    measured, unknown = contention_of_ledger(ledger), contention_of_ledger(without_overlap)
     assert measured[:3] == pytest.approx((0.2, 0.0, 0.5))
     assert (unknown.low, unknown.gamma, unknown.high, unknown.basis) == (0.0, 0.0, 0.3, "")
     # By half precision the first all-reduce runs 10 us less next to computing: 2 us less are lost

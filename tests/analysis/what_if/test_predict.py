@@ -10,7 +10,6 @@ import pytest
 
 from dpscope.analysis.costs.cost import Links, Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Base, Contention, Prediction, Scenario
@@ -47,7 +46,7 @@ WITH_BROADCAST = replace(
     BASE,
     profiles=(replace(PROFILE, others=(BROADCAST,), step_us=260.0),),
     step_us=260.0,
-    ledger=Ledger(260.0, 210.0, 0.0, 20.0, 30.0, 0.0, other_by_kind_us={"broadcast": 30.0}),
+    exposed_us=50.0,
 )
 BOTH_COSTS = Costs(
     place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0}
@@ -208,8 +207,6 @@ def test_a_host_bound_step_tells_nothing_of_links() -> None:
     assert "the CPU bounds this step: the GPU waits for launches in 90% of it" in reason(
         bound, links=Links(intra=parse_link("10GB/s"))
     )
-    bound = replace(bound, ledger=Ledger(410.0, 40.0, 0.0, 0.0, 0.0, 370.0))
-    assert predict(bound, Scenario(), COSTS).bound_by == "idle"
 
 
 def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
@@ -263,7 +260,7 @@ def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> No
         *waiting,
         replace(PROFILE, rank=2, buckets=tuple(replace(one, late_us=0.0) for one in BUCKETS)),
     )
-    base = replace(BASE, profiles=tuple(waiting), every=every, step_us=260.0, ledger=None)
+    base = replace(BASE, profiles=tuple(waiting), every=every, step_us=260.0, exposed_us=None)
     assert prediction(base, on_time=2)[:2] == pytest.approx((230, 20))
     assert prediction(base, on_time=1)[0] == pytest.approx(260)
     needed = "the lateness of rank 7 needs its trace and another rank's; ranks with traces: 0, 1, 2"

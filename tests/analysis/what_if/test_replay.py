@@ -125,7 +125,7 @@ def test_joined_works_give_what_single_ones_do() -> None:
     assert Replay(Prepared(one), under((0,), [0.0], passes=2)).step_us == pytest.approx(2 * device)
 
 
-def test_the_parts_of_a_replayed_step() -> None:
+def test_exposed_communication_of_a_replayed_step() -> None:
     """Ready at 150 and 200, each launched 3 us later, 40 us each, the last rank 10 us late.
 
     The first waits from 153 to 163 and moves until 203; the second moves from 213 to 253: exposed
@@ -135,11 +135,11 @@ def test_the_parts_of_a_replayed_step() -> None:
     conditions = under((0, 1), [40.0, 40.0], late_us=(10.0, 10.0))
     prediction = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), conditions)
     assert prediction.step_us == 263
-    assert prediction.parts == pytest.approx((210, 10, 43, 0, 0))
+    assert prediction.exposed_us == pytest.approx(53)
     # Without a first bucket on the link, the 3 us before the launch are neither compute nor
     # communication
     one = Replay(Prepared(replace(SIMPLE, start_gap_us=3.0)), under((1,), [40.0], late_us=(10.0,)))
-    assert one.parts == pytest.approx((210, 10, 40, 0, 3))
+    assert one.exposed_us == pytest.approx(50)
 
 
 MIB = 1024 * 1024

@@ -16,7 +16,7 @@ from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 KEYS = {
     *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us", "efficiency"),
-    *("bound_by", "rests_on", "reason"),
+    *("rests_on", "reason"),
 }
 
 
@@ -39,18 +39,6 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     assert all(one.keys() >= KEYS for one in prediction)
     pairs = [(one["devices"], one["scenario"]["overlap"]) for one in prediction]
     assert pairs == [(2, "on"), (2, "off"), (4, "on"), (4, "off")]
-    ledgers = [one["ledger"] for one in (stated["base"], *prediction)]
-    assert ledgers[0] == pytest.approx(ledgers[1])  # of the base, and of it predicted
-    parts = (
-        "compute_us",
-        "exposed_wait_us",
-        "exposed_transfer_us",
-        "exposed_other_us",
-        "idle_us",
-        "tracer_us",
-    )
-    for ledger, step_us in zip(ledgers[1:], (one["step_us"] for one in prediction), strict=True):
-        assert sum(ledger[part] for part in parts) == pytest.approx(step_us)
     assert prediction[0]["step_us"] == pytest.approx(stated["base"]["step_us"])
     assert abs(stated["base"]["replay_error"]) <= 0.01
     assert prediction[0]["low_us"] < prediction[0]["step_us"] < prediction[0]["high_us"]
@@ -80,7 +68,6 @@ def test_options_of_other_questions_do_not_exist(option: str) -> None:
 def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = printed(A100, "--bucket-mb", "5")
     assert "1 of 2 ranks; transfers are upper bounds" in text
-    assert "the base's traces do not separate wait from transfer: both are in other" in text
     assert "give every rank's trace" in printed(A100, "--devices", "4")
     refused = answer(A100, "--devices", "2", "--link", "NVLink 3")
     assert refused["predictions"][0]["step_us"] is None
