@@ -3,7 +3,6 @@ included.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -161,11 +160,10 @@ def _with_verdict(found: Job) -> AnalyzedJob:
 def analyze_traces(
     paths: Paths,
     limits: ReadLimits = DEFAULT_LIMITS,
-    executor: Executor | None = None,
     progress: FileProgress | None = None,
 ) -> AnalyzedJob:
     """`trace_analysis.analyze_traces`, with the verdict."""
-    return _with_verdict(trace_analysis.analyze_traces(paths, limits, executor, progress))
+    return _with_verdict(trace_analysis.analyze_traces(paths, limits, progress))
 
 
 def analyze_jobs(

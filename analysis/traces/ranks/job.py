@@ -143,11 +143,13 @@ class Job:
     exposed_parts = FrameOf()
 
     def with_findings(self, *findings: Finding) -> "Job":
-        """The same job with these findings after its own."""
-        return replace(
-            self,
-            findings=(*self.findings, *findings),
-        )
+        """The same job with these findings after its own. What was computed of its tables is kept:
+        of thousands of ranks it takes as long as reading them.
+        """
+        job = replace(self, findings=(*self.findings, *findings))
+        computed = vars(self).keys() - vars(job).keys()
+        vars(job).update({name: vars(self)[name] for name in computed})
+        return job
 
     @property
     def cell(self) -> Cell:

@@ -1,4 +1,4 @@
-"""Many trace files at once, over the machine's cores or any `concurrent.futures.Executor`."""
+"""Many trace files at once, over the machine's cores."""
 
 import multiprocessing
 import os
@@ -6,13 +6,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from pickle import PickleError
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from dpscope.analysis.traces.ranks import pool_worker
 from dpscope.analysis.traces.ranks.rank_tables import RankTables
@@ -38,7 +36,6 @@ FileOutcome: TypeAlias = RankTables | DpscopeError
 def read_files(
     files: Sequence[Path],
     limits: ReadLimits,
-    executor: Executor | None = None,
     progress: FileProgress | None = None,
     reader: Reader = TRACES,
 ) -> list[FileOutcome]:
@@ -46,7 +43,7 @@ def read_files(
     error.
     """
     outcomes: dict[int, FileOutcome] = {}
-    with closing(files_as_read(files, limits, executor, reader=reader)) as answers:
+    with closing(files_as_read(files, limits, reader=reader)) as answers:
         for place, outcome in answers:
             outcomes[place] = outcome
             if progress is not None:
@@ -57,18 +54,15 @@ def read_files(
 def files_as_read(
     files: Sequence[Path],
     limits: ReadLimits,
-    executor: Executor | None = None,
     jobs: int | None = None,
     reader: Reader = TRACES,
 ) -> Generator[tuple[int, FileOutcome]]:
     """The place of each file and its tables, as they come.
 
-    Without an executor files are read one after another, or by as many processes as this one may
-    use cores (or `jobs`), if that saves more than their start costs. The processes end with the
-    generator, however it ends.
+    They are read one after another, or by as many processes as this one may use cores (or `jobs`),
+    if that saves more than their start costs. The processes end with the generator, however it
+    ends.
     """
-    if executor is not None:
-        return _submitted(files, limits, executor, reader)
     return _answers(partial(read_file, limits=limits, reader=reader), files, files, jobs)
 
 
@@ -103,32 +97,12 @@ def _worthwhile_processes(files: Sequence[Path], jobs: int | None = None) -> int
 
 def read_file(file: Path, limits: ReadLimits, reader: Reader = TRACES) -> FileOutcome:
     """The tables of a trace file's ranks, or the error, which in a worker is pickled: the work of
-    processes and executors.
+    processes.
     """
     try:
         return reader.read(file, limits)
     except DpscopeError as error:
         return DpscopeError(str(error))
-
-
-def _submitted(
-    files: Sequence[Path], limits: ReadLimits, executor: Executor, reader: Reader
-) -> Generator[tuple[int, FileOutcome]]:
-    places: dict[Any, int] = {
-        executor.submit(read_file, file, limits, reader): place for place, file in enumerate(files)
-    }
-    own = all(isinstance(future, Future) for future in places)
-    # submitit's jobs are no futures: waited for in turn
-    for future in as_completed(places) if own else places:
-        try:
-            outcome = future.result()
-        except Exception as error:  # such a job's may be of another library's kind
-            if own and not isinstance(
-                error, BrokenExecutor | CancelledError | PickleError | OSError
-            ):
-                raise
-            outcome = _unanswered(files[places[future]], f"{type(error).__name__}: {error}")
-        yield places[future], outcome
 
 
 def _unanswered(file: Path, how: str) -> DpscopeError:

@@ -180,11 +180,17 @@ _NO_ROWS = {name: Table.of(**dict.fromkeys(columns, ())) for name, columns in CO
 
 
 def of_rank(record: RankRecord, **tables: Table) -> RankTables:
-    """One rank and its tables; one without rows needs no columns."""
+    """One rank and its tables; what a format does not know is left out, table or column."""
+    whole: dict[str, Table] = {}
+    lengths: dict[str, IntColumn] = {}
+    for name, no_rows in _NO_ROWS.items():
+        known = tables.get(name, Table({}))
+        whole[name] = joined([no_rows, known])
+        lengths[name] = np.array([len(known)])
     return RankTables(
         ranks=[record],
-        tables={name: joined([_NO_ROWS[name], tables[name]]) for name in COLUMNS},
-        lengths={name: np.array([len(tables[name])]) for name in COLUMNS},
+        tables=whole,
+        lengths=lengths,
     )
 
 

@@ -8,7 +8,6 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,7 +97,6 @@ def reduce_traces(
     out: str | Path,
     share: Share | None = None,
     limits: ReadLimits = DEFAULT_LIMITS,
-    executor: Executor | None = None,
     jobs: int | None = None,
     progress: FileProgress | None = None,
 ) -> Reduced:
@@ -106,10 +104,10 @@ def reduce_traces(
     folder or *.dpscope.
 
     Traces already in `out` that are unchanged and were read by the same code are not read again,
-    even if the earlier call was killed. Files are read in `jobs` local processes, or by `executor`,
-    whose workers must see the same paths. Raises DpscopeError if there is nothing to reduce, none
-    of it can be read, or the partial cannot be written. A share of which nothing can be read is
-    written all the same: joined with the others it tells of the traces that are missing.
+    even if the earlier call was killed. Files are read in `jobs` local processes. Raises
+    DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be
+    written. A share of which nothing can be read is written all the same: joined with the others it
+    tells of the traces that are missing.
     """
     place = Path(out)
     host = socket.gethostname()
@@ -138,7 +136,6 @@ def reduce_traces(
     answers = files_as_read(
         list(missing),
         limits,
-        executor,
         jobs,
         found.reader,
     )

@@ -4,7 +4,6 @@ line calls.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,15 @@ JobAnalyses = dict[str, Job]
 def analyze_traces(
     paths: Paths,
     limits: ReadLimits = DEFAULT_LIMITS,
-    executor: Executor | None = None,
     progress: FileProgress | None = None,
 ) -> Job:
-    """Read the traces of one job, a file per process or several ranks in one; a path or several, of
-    files and folders.
+    """Read the traces of one job, a file per process; a path or several, of files and folders.
 
-    Large files are read in parallel by processes of this machine, or by `executor` (its workers
-    must see the same paths); `progress` is called with (files done, files in all). Raises
+    Large files are read in parallel by processes of this machine; `progress` is called with (files done, files in all). Raises
     DpscopeError when none can be read, or one that was named and not found in a folder, and where
     the traces are of several jobs.
     """
-    ((_, job),) = _each_job(paths, limits, executor, progress, one_alone="this analysis")
+    ((_, job),) = _each_job(paths, limits, progress, one_alone="this analysis")
     return job
 
 
@@ -65,7 +61,7 @@ def analyze_jobs(
     """As `analyze_traces` of each job whose traces are among the paths, by its name as in
     `find_jobs`; one job's is ``""``.
     """
-    return dict(_each_job(paths, limits, None, progress))
+    return dict(_each_job(paths, limits, progress))
 
 
 def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
@@ -82,14 +78,13 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
 def _each_job(
     paths: Paths,
     limits: ReadLimits,
-    executor: Executor | None,
     progress: FileProgress | None,
     one_alone: str = "",
 ) -> Iterator[tuple[str, Job]]:
     """Each job's name and analysis; `one_alone` names what is made of one job and refused for
     several.
     """
-    whole, holders = _read(paths, limits, executor, progress)
+    whole, holders = _read(paths, limits, progress)
     kept = whole.each_once()
     found = find_jobs(
         [whole.ranks[place].summary for place in kept],
@@ -107,7 +102,7 @@ def _each_job(
 
 
 def _read(
-    paths: Paths, limits: ReadLimits, executor: Executor | None, progress: FileProgress | None
+    paths: Paths, limits: ReadLimits, progress: FileProgress | None
 ) -> tuple[RankTables, list[Path]]:
     """The ranks of the files that could be read, and each one's file; raises as
     `analyze_traces`.
@@ -120,7 +115,6 @@ def _read(
     outcomes = read_files(
         found.files,
         limits,
-        executor,
         progress,
         found.reader,
     )

@@ -8,7 +8,6 @@ import shutil
 import sys
 import types
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,11 +99,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def recorded(
         files: Sequence[Path],
         limits: ReadLimits,
-        executor: Executor | None,
         jobs: int | None,
         reader: Reader,
     ) -> Generator[tuple[int, FileOutcome]]:
-        for place, outcome in files_as_read(files, limits, executor, jobs, reader):
+        for place, outcome in files_as_read(files, limits, jobs, reader):
             names.append(files[place].name)
             yield place, outcome
 

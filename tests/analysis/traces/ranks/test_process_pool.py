@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +17,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, dp_trace, write_trace
+from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.paths import ROOT
 from tests.helpers.pool_work import die_at_rank_c, read_or_die_at_rank_c
 
@@ -61,22 +58,6 @@ def test_own_processes_give_the_serial_tables_in_rank_order(
     parallel = analyze_traces([job], progress=lambda done, total: seen.append((done, total)))
     assert_same(parallel, serial)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
-@pytest.mark.parametrize(
-    "pool", [ThreadPoolExecutor, lambda: ProcessPoolExecutor(2, get_context("spawn"))]
-)
-def test_any_executor_will_do(
-    job: Path, tmp_path_factory: pytest.TempPathFactory, pool: Callable[[], Executor]
-) -> None:
-    data_parallel = write_trace(
-        dp_trace(4).trace, tmp_path_factory.mktemp("dp") / "0_0.pt.trace.json"
-    )
-    with pool() as executor:
-        for place in (job, data_parallel):
-            found = analyze_traces([place], executor=executor)
-            assert_same(found, analyze_traces([place]))
-    assert len(found.dp_phases) > 50
 
 
 def test_errors_of_workers_are_reported_as_usual(
