@@ -2,18 +2,13 @@
 rest of the step goes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from dpscope.analysis.cells.identity import measured
 from dpscope.analysis.cells.times import NO_STEP
 from dpscope.analysis.cells.traced import compute_us, idle_us
 from dpscope.analysis.cells.view import CellView, CpuPeaks, Group, if_known, once, quotient
-from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.missing import Missing, known
-from dpscope.analysis.stats.samples import Estimate, Spread, pooled_spread, ratio_estimate
-from dpscope.analysis.text.text_table import Field, TextTable, estimate_fields, table_of
-from dpscope.analysis.text.units import Unit, choose_unit
 from dpscope.analysis.traces.ranks.job import TRACES_ALONE, Job
 from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
 from dpscope.profiling.records.finding import grouped
@@ -230,85 +225,3 @@ LOST_POINTS = (
 def lost_below_peak_points(cell: CellView) -> float:
     lost = sum(if_known(part, cell) or 0.0 for part in LOST_POINTS)
     return 100 - cell.used_points - lost
-
-
-@dataclass(frozen=True)
-class UseChange:
-    """A cell's rate and its share of the peak in two runs; `ratio` is the later rate over the
-    earlier one, with its interval.
-    """
-
-    cell: str
-    before_tflops: float
-    after_tflops: float
-    ratio: Estimate
-    before_share: float | None  # of the specified peak of a GPU, of the measured one of a CPU
-    after_share: float | None
-    on_cpu: bool
-
-    def record(self) -> dict[str, object]:
-        """As plain data."""
-        peak = "cpu_peak_share" if self.on_cpu else "mfu"
-        return {
-            "cell": self.cell,
-            "achieved_tflops_before": self.before_tflops,
-            "achieved_tflops_after": self.after_tflops,
-            **self.ratio.record("ratio"),
-            f"{peak}_before": self.before_share,
-            f"{peak}_after": self.after_share,
-        }
-
-
-def use_changes(before: RunData, after: RunData) -> list[UseChange]:
-    """A change for each cell that was measured with known FLOPs in both runs."""
-    earlier, later = _measured_views(before), _measured_views(after)
-    pairs = [(view, later[name]) for name, view in earlier.items() if name in later]
-    spread = pooled_spread(view.data.step_samples() for pair in pairs for view in pair)
-    return [
-        _change(*pair, spread)
-        for pair in pairs
-        if all(if_known(achieved_tflops, view) for view in pair)
-    ]
-
-
-def _measured_views(run: RunData) -> dict[str, CellView]:
-    peaks = cpu_peaks(run.measured)
-    return {data.name: CellView(data, peaks=peaks) for data in run.measured}
-
-
-def _change(before: CellView, after: CellView, spread: Spread) -> UseChange:
-    faster = ratio_estimate(before.data.step_samples(), after.data.step_samples(), spread)
-    return UseChange(
-        cell=before.data.name,
-        before_tflops=before.achieved_tflops,
-        after_tflops=after.achieved_tflops,
-        ratio=faster.times(after.flops_per_step / before.flops_per_step),
-        before_share=if_known(_share_of_peak, before),
-        after_share=if_known(_share_of_peak, after),
-        on_cpu=on_cpu(after),
-    )
-
-
-def use_table(changes: Sequence[UseChange]) -> TextTable | None:
-    """A row per cell; None without any."""
-    if not changes:
-        return None
-    rate, ratio_unit = (
-        choose_unit("flop_rate", [one.before_tflops for one in changes]),
-        Unit("", 1.0, 3),
-    )
-    names = {True: "measured CPU matmul peak", False: "GPU's specified peak (MFU)"}
-    peaks = sorted({names[one.on_cpu] for one in changes})
-    return table_of(
-        f"How much of a device is used: the rate and its share of the {' or '.join(peaks)}",
-        (
-            Field("cell", "cell"),
-            Field("before", "before_tflops", rate),
-            Field("after", "after_tflops", rate),
-            *estimate_fields("ratio", ratio_unit),
-            Field("share before", "before_share", "share"),
-            Field("after", "after_share", "share"),
-        ),
-        changes,
-        ["ratio: after / before, with its 95% interval"],
-    )

@@ -1,26 +1,19 @@
 """Times of collectives on counts that were not measured, as `dpscope calibrate --predict` prints
-them, and measured times that disagree with their neighbours."""
+them.
+"""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.costs.other_counts import Law, Timed, medians
+from dpscope.analysis.costs.other_counts import medians
 from dpscope.analysis.stats.missing import Missing
-from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import Finding, counted, grouped
-from dpscope.profiling.records.run_codes import RunCode
 
 MEASURED = "measured"  # the source of a time of a measured count and size
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
-_CLIFF = math.log(2.0)  # least difference from the neighbours' times
-_MOST_CLIFFS = 5  # findings for each collective
 
 
 @dataclass(frozen=True)
@@ -81,40 +74,3 @@ def _forecast(
     except Missing as unknown:
         return CollectiveForecast(*row, None, None, None, f"not known: {unknown}")
     return CollectiveForecast(*row, cost.total_us, cost.low_us, cost.high_us, cost.words)
-
-
-def cliff_findings(calibration: Calibration) -> list[Finding]:
-    """Findings for times that disagree with those of neighbouring sizes and counts, the largest
-    difference first.
-    """
-    findings = []
-    for kind, points in medians(calibration).items():
-        cliffs: list[tuple[float, Timed]] = []
-        for level in grouped((point.nodes > 1, point) for point in points).values():
-            cliffs += _cliffs(Law(kind, level))
-        cliffs.sort(key=lambda cliff: -abs(cliff[0]))
-        for off, point in cliffs[:_MOST_CLIFFS]:
-            what = f"{kind} of {show_bytes(point.size_bytes)} on {counted(point.devices, 'device')}"
-            times = f"{math.exp(abs(off)):.1f} times {'longer' if off > 0 else 'shorter'}"
-            takes = f"takes {show_time(point.time_us)}, {times} than neighbouring sizes and counts suggest"
-            findings.append(RunCode.COLLECTIVE_CLIFF.finding(f"{what} {takes}"))
-    return findings
-
-
-def _cliffs(law: Law) -> Iterator[tuple[float, Timed]]:
-    """Points whose residual is far from the median of their neighbours by size and count."""
-    for point in law.points:
-        row, column = (
-            law.layouts.index(point.layout),
-            law.sizes.index(point.size_bytes),
-        )
-        near = law.sizes[max(0, column - 1) : column + 2]
-        around = []
-        for layout in law.layouts[max(0, row - 1) : row + 2]:
-            residuals = law.residuals[layout]
-            around += [residuals[size] for size in near if size in residuals]
-        own = law.residuals[point.layout][point.size_bytes]
-        around.remove(own)
-        off = own - float(np.median(around)) if len(around) > 2 else 0.0
-        if abs(off) > _CLIFF:
-            yield off, point

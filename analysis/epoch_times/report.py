@@ -1,5 +1,5 @@
-"""`dpscope estimate`: estimates, scaling laws and findings of a table of times, or its predictions,
-in three formats.
+"""`dpscope estimate`: estimates and findings of a table of times, or its predictions, in three
+formats.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,11 @@ import msgspec
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, layout, place, significant
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
-from dpscope.analysis.epoch_times.laws import EpochLaw, law_fits
 from dpscope.analysis.epoch_times.predict import prediction_table, predictions
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
 from dpscope.analysis.text.units import NA
-from dpscope.profiling.records.finding import Finding, grouped, listed
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -27,16 +26,13 @@ class EstimateReport(NamedTuple):
     """Results from a table of times."""
 
     estimates: list[EpochEstimate]
-    laws: list[EpochLaw]
     findings: list[Finding]
 
 
 def estimate_report(table: EpochTable) -> EstimateReport:
-    """Estimates, laws and findings of a table."""
+    """Estimates and findings of a table."""
     estimates = epoch_estimates(table.rows)
-    return EstimateReport(
-        estimates, law_fits(table.rows, estimates), table_findings(table, estimates)
-    )
+    return EstimateReport(estimates, table_findings(table, estimates))
 
 
 def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | str:
@@ -45,7 +41,7 @@ def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | 
     """
     report = estimate_report(read_epoch_times(path))
     if output_format == "json":
-        return _json({"estimates": report.estimates, "laws": report.laws}, report.findings)
+        return _json({"estimates": report.estimates}, report.findings)
     return estimate_markdown(report) if output_format == "markdown" else report
 
 
@@ -82,24 +78,18 @@ def _json(
 
 
 def estimate_markdown(report: EstimateReport) -> str:
-    """Tables of the estimates and laws, then the findings."""
+    """Tables of the estimates, then the findings."""
     tables = [render(table, "markdown") for table in estimate_tables(report)]
     return "\n".join([*tables, f"{LEGEND}\n", render_findings(report.findings)])
 
 
 def estimate_tables(report: EstimateReport) -> list[TextTable]:
-    """A row per setting for each study and run, and the laws that the speedups allow."""
+    """A row per setting, for each study and run."""
     by_run = grouped((place(one.study, one.run), one) for one in report.estimates)
-    laws_of = grouped((place(law.study, law.run), law) for law in report.laws)
     tables = []
     for where, estimates in by_run.items():
-        tables.append(
-            table_of(where, _OVERVIEW, grouped((one.setting, one) for one in estimates).values())
-        )
-        if laws := laws_of.get(where):
-            noted = [law for law in laws if law.note]
-            notes = dict.fromkeys(f"{law.law}: {law.note}" for law in noted)
-            tables.append(table_of(f"{where}: laws fitted to these speedups", _LAWS, laws, notes))
+        settings = grouped((one.setting, one) for one in estimates)
+        tables.append(table_of(where, _OVERVIEW, settings.values()))
     return tables
 
 
@@ -136,28 +126,4 @@ LEGEND = (
     "device (*: one of the two, as the table does not state what its batch_size is). compute: one device's time for its share of "
     "an epoch. added: the extra wall time of an epoch; low, high: its bounds by the clock's resolution. GB/s: bytes that a "
     f"device must move, divided by the added time; not a link's rate. {NA}: unknown; the findings and the JSON give the reason."
-)
-
-
-def _parameters(law: EpochLaw) -> str:
-    parts = [f"{name} {value:.3g}" for name, value in law.parameters.items()]
-    return ", ".join(parts) or NA
-
-
-_LAWS = (
-    Field("by", "strategy"),
-    Field("batch", "batch_size"),
-    Field("N", lambda law: listed(list(law.speedups))),
-    Field("scaling", "scaling"),
-    Field("law", "law"),
-    Field(
-        "parameters",
-        _parameters,
-    ),
-    Field(
-        "error",
-        "worst_relative_error",
-        "share",
-        "The largest distance of a measured speedup from the law's",
-    ),
 )

@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.cells.device_use import UseChange, use_changes, use_table
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
 from dpscope.analysis.output.analyze import load
@@ -74,7 +73,7 @@ STATUS_WORDS = {
 class Judgement:
     """What was found of two runs; `status` is the command's exit status, `answer` the first line.
 
-    `after` is the verdict on the later run by itself, `uses` are rates and shares of peaks.
+    `after` is the verdict on the later run by itself.
     """
 
     changes: Sequence[Change]
@@ -82,7 +81,6 @@ class Judgement:
     status: int
     answer: str
     after: Verdict | None = None
-    uses: Sequence[UseChange] = ()
 
 
 def _json(found: Judgement) -> str:
@@ -95,7 +93,6 @@ def _json(found: Judgement) -> str:
         "answer": found.answer,
         "regressions": [change.cell for change in found.changes if change.is_regression],
         "changes": [_record(change) for change in found.changes],
-        "device_use": [one.record() for one in found.uses],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
     if found.after is not None:
@@ -137,8 +134,7 @@ def _github(found: Judgement) -> str:
 
 
 def _tables(found: Judgement) -> list[TextTable]:
-    tables = (*change_tables(found.changes), use_table(found.uses))
-    return [table for table in tables if table is not None and table.rows]
+    return [table for table in change_tables(found.changes) if table.rows]
 
 
 _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github}
@@ -209,7 +205,7 @@ def _judge(before: RunData, after: RunData, share: float, force: bool) -> Judgem
         status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
         answer = "".join(f"Not judged: {one.message}. " for one in lost) + answer
     findings = [*differ, *lost, *undecided]
-    return Judgement(changes, findings, status, answer, uses=use_changes(before, after))
+    return Judgement(changes, findings, status, answer)
 
 
 def _load(path: Path) -> RunData:

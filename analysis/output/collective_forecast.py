@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.collective_forecast import cliff_findings, forecasts
+from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.text.terminal import print_findings, print_table
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
@@ -41,11 +41,11 @@ def print_forecasts(
     output_format: Literal["table", "json"],
     console: Console,
 ) -> None:
-    """Predictions of every collective and size, with findings about times that no law describes."""
+    """Predictions of every collective and size, with the findings about its results."""
     if not calibration.points:
         raise DpscopeError("--predict: the calibration holds no measured times; calibrate again")
     predictions = forecasts(calibration, counts)
-    findings = (*wrong_results(calibration), *cliff_findings(calibration))
+    findings = wrong_results(calibration)
     if output_format == "json":
         content = {
             "predictions": [asdict(one) for one in predictions],

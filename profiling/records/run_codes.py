@@ -140,13 +140,6 @@ class RunCode(FindingCode):
         action="find the cause (driver, NCCL, links, memory), repeat the test until nothing is "
         "#wrong, and calibrate from that log",
     )
-    COLLECTIVE_CLIFF = Code(
-        "warning",
-        meaning="A collective's time at one device count and size is far from that at neighbouring "
-        "ones, and cannot be extrapolated.",
-        action="repeat that measurement; if it persists, avoid the size (another --bucket-mb) or "
-        "try another protocol (NCCL_PROTO)",
-    )
     STRONG_OR_WEAK = Code(
         "info",
         meaning="How strong and weak scaling compare on the same machine.",
