@@ -49,7 +49,9 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(
 def test_the_measured_contention_is_used_before_any_assumption() -> None:
     """Compute that takes 1.25x as long loses 1/5 of the time that communication runs next to it."""
     without_overlap = Ledger(230.0, 210.0, 0.0, 20.0, 0.0, 0.0)
-    ledger = replace(without_overlap, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0))
+    ledger = replace(
+        without_overlap, contention_ratio=1.25, contention_ratio_interval=Interval(1.0, 2.0)
+    )
     measured, unknown = contention_of_ledger(ledger), contention_of_ledger(without_overlap)
     assert measured[:3] == pytest.approx((0.2, 0.0, 0.5))
     assert (unknown.low, unknown.gamma, unknown.high, unknown.basis) == (0.0, 0.0, 0.3, "")
