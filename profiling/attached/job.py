@@ -68,18 +68,20 @@ def current_place(device: torch.device) -> Place | None:
 
     Must be called before the script destroys its process group.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    node = int(os.environ.get("GROUP_RANK", "0"))
+
+    def stated(name: str, default: int) -> int:
+        return int(os.environ.get(name, default))
+
+    local_rank, node = stated("LOCAL_RANK", 0), stated("GROUP_RANK", 0)
     if not (distributed.is_available() and distributed.is_initialized()):
-        return (
-            Place(0, local_rank, 1, node) if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
-        )
-    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        return Place(0, local_rank, 1, node) if stated("WORLD_SIZE", 1) == 1 else None
+    world_size = distributed.get_world_size()
     backend = engine = None
-    if (world_size := distributed.get_world_size()) > 1:
+    if world_size > 1:
         backend = str(distributed.get_backend())
         group = distributed.distributed_c10d._get_default_group()
         engine = type(group._get_backend(device)).__name__ if device.type == "cuda" else None
+    nodes = stated("GROUP_WORLD_SIZE", 1)
     return Place(distributed.get_rank(), local_rank, world_size, node, nodes, backend, engine)
 
 
@@ -105,22 +107,19 @@ def missing_processes(place: Place) -> int:
     Processes that train together have all joined once one of them is traced; for others this waits
     up to _MAX_WAIT_S.
     """
-    if (
-        place.world_size == 1
-        or "TORCHELASTIC_RUN_ID" in os.environ
-        or not distributed.is_initialized()
-    ):
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if place.world_size == 1 or by_torchrun or not distributed.is_initialized():
         return 0
     store = distributed.distributed_c10d._get_default_store()
     deadline_s = time.monotonic() + _MAX_WAIT_S
     try:
-        while (
-            missing := place.world_size - int(store.add(_COUNT_KEY, 0))
-        ) and time.monotonic() < deadline_s:
+        while True:
+            missing = place.world_size - int(store.add(_COUNT_KEY, 0))
+            if not missing or time.monotonic() > deadline_s:
+                return missing
             time.sleep(0.05)
     except distributed.DistError:  # the process that holds the store has left the process group
         return 0
-    return missing
 
 
 def discard(folder: RepeatFolder, place: Place) -> None:

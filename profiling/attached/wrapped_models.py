@@ -83,27 +83,23 @@ def detect_strategy(
     `reshard_after_forward=False`.
     """
     parts = [part for module in modules for part in module.modules()]
+    sharded = _fsdp_strategy(parts, trained, world_size, stays_gathered)
+    if sharded is not None:
+        return DetectedStrategy(sharded, world_size, (), None)
+    # also a DDP module whose inner module alone is called
     trained_ids = {id(parameter) for parameter in trained}
     wrapping = [
-        one
-        for one in log.modules
-        if any(id(parameter) in trained_ids for parameter in one.parameters())
+        module
+        for module in log.modules
+        if any(id(parameter) in trained_ids for parameter in module.parameters())
     ]
-    ddp = tuple(
-        dict.fromkeys(
-            part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)
-        )
-    )
-    hook = next((name for one, name in log.hooks.items() if name not in _HOOKS), None)
-    replicated = [
-        part for part in parts if isinstance(part, DataParallel) and len(part.device_ids) > 1
-    ]
-    if (sharded := _fsdp_strategy(parts, trained, world_size, stays_gathered)) is not None:
-        return DetectedStrategy(sharded, world_size, (), None)
+    ddp = [part for part in (*parts, *wrapping) if isinstance(part, DistributedDataParallel)]
     if ddp:
-        return DetectedStrategy("ddp", world_size, ddp, hook)
-    if replicated:
-        return DetectedStrategy("dp", len(replicated[0].device_ids), (), None)
+        hook = next((name for name in log.hooks.values() if name not in _HOOKS), None)
+        return DetectedStrategy("ddp", world_size, tuple(dict.fromkeys(ddp)), hook)
+    for part in parts:
+        if isinstance(part, DataParallel) and len(part.device_ids) > 1:
+            return DetectedStrategy("dp", len(part.device_ids), (), None)
     return DetectedStrategy("custom" if world_size > 1 else "single", world_size, (), None)
 
 
@@ -136,31 +132,22 @@ def _fsdp_strategy(
             # torch uses NO_SHARD on one rank
             return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"
         if is_fully_sharded(part):
-            if _in_replicas(trained):
+            # tensor parallelism replicates some along the dimension along which it shards others
+            distributed = [one for one in trained if getattr(one, "placements", ())]
+            if distributed and all(map(_is_in_replicas, distributed)):
                 return "hsdp"
             return "fsdp-no-reshard" if stays_gathered and world_size > 1 else "fsdp"
     return None
 
 
-def _in_replicas(trained: Iterable[Any]) -> bool:
-    """Whether all distributed tensors are replicated along one dimension of their mesh and sharded
-    along another.
+def _is_in_replicas(tensor: Any) -> bool:
+    """Whether a distributed tensor is replicated along one dimension of its mesh and sharded along
+    another.
     """
-    placed = [
-        (one.placements, one.device_mesh.shape) for one in trained if getattr(one, "placements", ())
-    ]
-    replicated, sharded = (
-        [
-            {
-                at
-                for at, one in enumerate(placements)
-                if one.is_replicate() == replicate and sizes[at] > 1
-            }
-            for placements, sizes in placed
-        ]
-        for replicate in (True, False)
-    )
-    return bool(placed) and bool(set.intersection(*replicated)) and any(sharded)
+    sizes = tensor.device_mesh.shape
+    spread = [place for place, size in zip(tensor.placements, sizes, strict=True) if size > 1]
+    replicated = [place.is_replicate() for place in spread]
+    return any(replicated) and not all(replicated)
 
 
 def options_of(
