@@ -17,7 +17,8 @@ _LONGEST_NAME = 38  # characters in a line
 _LEGEND_CHARACTERS_PER_INCH = 13
 # of the axis: a shorter bar cannot be seen, and one below the second is nothing to write of
 _SHORTEST_SHARE, _NEGLIGIBLE_SHARE = 0.006, 1e-5
-_CHARACTER = 0.11  # inches of a figure whose axes take two thirds of it
+# inches of a figure that a character takes, if its axes take half of it; of the axes, all of them
+_CHARACTER, _MOST_TEXT = 0.11, 0.75
 _GAP = 0.06  # inches above the title and the legend
 WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -125,7 +126,7 @@ def _write_short_bars(axes: "Axes") -> None:
             if _NEGLIGIBLE_SHARE < abs(length) / axis_length < _SHORTEST_SHARE:
                 texts.setdefault(middle, []).append(f"{bars.get_label()} {two_digits(length)}")
     right = axes.get_xlim()[1]
-    a_character = axis_length * _CHARACTER / axes.figure.get_figwidth()
+    width = axes.figure.get_figwidth()
     for middle, values in texts.items():
         text = ", ".join(values)
         axes.annotate(
@@ -136,7 +137,8 @@ def _write_short_bars(axes: "Axes") -> None:
             va="center",
             fontsize=8,
         )
-        right = max(right, ends[middle] + len(text) * a_character)
+        share = min(len(text) * _CHARACTER / width, _MOST_TEXT)
+        right = max(right, ends[middle] / (1 - share))
     axes.set_xlim(right=right)
 
 

@@ -27,6 +27,7 @@ from dpscope.analysis.findings.facts import (
 from dpscope.analysis.findings.gains import Gain, gain_of
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
+from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
@@ -56,15 +57,15 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     without models.
     """
     ledger = data.ledger
-    setting = _traces_setting(data)
+    setting, limits = _traces_setting(data), limits_of_traces(data)
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
     if data.communication_known and (data.devices < 2 or not moved):
-        return Verdict(setting, facts=(_no_communication(data), _next(_TRACE_MORE)))
+        return Verdict(setting, limits, (_no_communication(data), _next(_TRACE_MORE)))
     if data.devices < 2 or ledger is None:
         unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
         lost = _lost(data)
         again = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost else _TRACE_MORE
-        return Verdict(setting, facts=(unknown, _next(again)))
+        return Verdict(setting, limits, (unknown, _next(again)))
     known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
         replace(known, ledger=ledger),
@@ -76,26 +77,12 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
         not_split=data.not_split,
     )
     return _about(
-        Verdict(setting, _of_windows(data), strategy=data.strategy, cells=(data.name,)),
+        Verdict(setting, limits, strategy=data.strategy, cells=(data.name,)),
         data,
         situation,
         rows=[],
         with_shortcuts=row is not None and row.ring_us is not None,
     )
-
-
-def _of_windows(data: Job) -> tuple[Fact, ...]:
-    """That no whole step was traced, where that is so."""
-    if not data.whole_windows.truths("partial_window", missing=True).all():
-        return ()
-    line = "each rank is timed from its first event to its last: read all times as one sample"
-    limit = Fact(
-        "limits",
-        "NO WHOLE STEP",
-        (line,),
-        basis="the traces hold no start of a step",
-    )
-    return (limit,)
 
 
 def _lost(data: Job) -> Finding | None:

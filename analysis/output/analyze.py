@@ -208,9 +208,9 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None) ->
     are about, errors, and where the rest is.
     """
     console.print(fact_grid(report.verdict))
-    # Notes are with the whole table: the first screen has no line for them.
+    # other notes are with the whole table: the first screen has no line for them
     rows = tuple(row for row in report.summary.rows if row[0] in report.first_cells)
-    print_table(console, replace(report.summary, rows=rows, notes=()))
+    print_table(console, replace(report.summary, rows=rows, notes=report.first_notes))
     errors = [one for one in report.findings if one.severity == "error"]
     if errors:
         print_findings(console, errors)

@@ -4,6 +4,8 @@ pass.
 Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 """
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +64,10 @@ from dpscope.profiling.store.training_folders import holds_epochs
 
 ChangeFormat = OutputFormat | Literal["github"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, NotComparableError.exit_status
+_CSV_COLUMNS = (
+    *("cell", "quantity", "unit", "before", "after", "ratio", "ratio_low", "ratio_high"),
+    *("count", "verdict", "chance_slower", "detectable", "not_judged"),
+)
 STATUS_WORDS = {
     NO_REGRESSION: "no regression",
     REGRESSION: "regression",
@@ -115,6 +121,24 @@ def _record(change: Change) -> dict[str, object]:
         "detectable": change.detectable,
         "not_judged": change.not_judged or None,
     }
+
+
+def _csv(found: Judgement) -> str:
+    """One table: a row for each quantity of each cell, times in microseconds; empty: not known."""
+    rows = []
+    for change in found.changes:
+        row = _record(change)
+        values = {"unit": "us", "before": row.pop("before_us"), "after": row.pop("after_us")}
+        rows.append(row | values)
+    for use in found.uses:
+        rates = {"before": use.before_tflops, "after": use.after_tflops}
+        named = {"cell": use.cell, "quantity": "achieved", "unit": "TFLOP/s", **rates}
+        rows.append(named | use.ratio.record("ratio"))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, _CSV_COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
 
 
 def _github(found: Judgement) -> str:
@@ -184,8 +208,11 @@ def print_comparison(
         return found.status
     if output_format == "table":
         print_sentences(console, [found.answer])
-    print_tables(_tables(found), output_format, console)
-    if before.training and after.training:
+    if output_format == "csv":
+        write_out(_csv(found))
+    else:
+        print_tables(_tables(found), output_format, console)
+    if before.training and after.training and output_format != "csv":
         _print_learning_changes(before.training, after.training, output_format, console)
     _complain(found.findings)
     return found.status

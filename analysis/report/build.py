@@ -16,7 +16,7 @@ from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.report import page as pages
-from dpscope.analysis.report.comparison_tables import comparison_csv, first_cells
+from dpscope.analysis.report.comparison_tables import comparison_csv, first_cells, slowed_notes
 from dpscope.analysis.report.files import (
     DEFAULT_FORMATS,
     PrintedReport,
@@ -106,6 +106,7 @@ class Report(Results):
             verdict=self.verdict,
             summary=summary,
             first_cells=first_cells(self.comparison, self.verdict.cells),
+            first_notes=tuple(slowed_notes(self.comparison)),
             tables=(*others, *tables),
             missing=tuple(reasons(unknown, MOST_HEADINGS)),
             findings=self.findings,

@@ -9,6 +9,7 @@ from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.view import REGISTERED, Group
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.text.text_table import (
     Field,
     TextTable,
@@ -121,7 +122,10 @@ def step_table(comparison: Comparison) -> TextTable | None:
         "Where a step goes [{unit}]: traced step = compute + wait + transfer + other + idle",
         _STEP,
         summarised(comparison),
-        ["means over ranks and traced steps; wait, transfer and other are exposed"],
+        [
+            "means over ranks and traced steps; wait, transfer and other are exposed",
+            *slowed_notes(comparison),
+        ],
         {"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
         whole=comparison.timed,
     )
@@ -139,6 +143,18 @@ def shortcut_table(comparison: Comparison) -> TextTable | None:
         headings=_SHORTCUTS,
         whole=comparison.timed,
     )
+
+
+def slowed_notes(comparison: Comparison) -> Iterator[str]:
+    """Whose traced parts are not reliable, as COST states of the cell that it is about."""
+    slowed = {
+        row.cell: ratio
+        for row in comparison.rows.values()
+        if (ratio := slowed_by_tracing(row)) is not None
+    }
+    if slowed:
+        cells = ", ".join(f"{cell} {ratio:.1f}x" for cell, ratio in slowed.items())
+        yield f"parts are not reliable where tracing slowed the step: {cells}"
 
 
 def summarised(comparison: Comparison) -> list[CellRow]:
@@ -240,10 +256,12 @@ MEMORY = view_of("Memory per device", "state_bytes peak_allocated_bytes peak_res
 BREAKDOWN = view_of(
     "Communication in a traced step: hidden + exposed; the cost of tracing and of contention",
     "communication_us hidden_us exposed_us wait_us transfer_us tracer_us slowdown_us",
+    slowed_notes,
 )
 PHASES = view_of(
     "Time of each phase in a traced step, without communication",
     "host_to_device_us forward_us backward_us optimizer_us",
+    slowed_notes,
 )
 TRAFFIC = view_of(
     "What moves",

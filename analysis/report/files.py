@@ -24,13 +24,14 @@ DEFAULT_FORMATS: tuple[str, ...] = ()  # of the files in figures/; the page embe
 @dataclass(frozen=True)
 class PrintedReport:
     """`summary` is the first table (where a step goes), of which the first screen shows the rows of
-    `first_cells`; `missing` states why values are NA.
+    `first_cells`, and below it `first_notes`; `missing` states why values are NA.
     """
 
     setting: str
     verdict: Verdict
     summary: TextTable
     first_cells: tuple[str, ...]
+    first_notes: tuple[str, ...]
     tables: tuple[TextTable, ...]
     missing: tuple[str, ...]
     findings: tuple[Finding, ...]

@@ -11,6 +11,7 @@ from typing import Any
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.row import ratio
 from dpscope.analysis.cells.times import epoch_seconds
+from dpscope.analysis.report.comparison_tables import slowed_notes
 from dpscope.analysis.report.results import Results
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import Field, TextTable, Unknown, table_of
@@ -234,6 +235,7 @@ def traced_table(report: Results) -> TextTable:
     notes = [
         "means of traced steps × steps of an epoch; traced epoch = compute + wait + transfer + other + idle; "
         "wait, transfer and other: communication that compute does not hide",
+        *slowed_notes(report.comparison),
     ]
     title = "Compute and communication of an epoch, traced"
     return _table(report, title, fields, notes)

@@ -77,3 +77,19 @@ def test_a_run_folder_that_may_only_be_read_is_printed_without_a_page(
     assert "give --report FOLDER for one" in printed
     with pytest.raises(PermissionError):
         show_run(run, Targets(report=tmp_path / "there"), console)
+
+
+def test_parts_that_tracing_made_unreliable_are_marked_where_they_stand() -> None:
+    """Their traced steps take 1.5 to 2 times as long as untraced ones."""
+    report = report_of(EXAMPLE_RUN, Targets())
+    marked = "parts are not reliable where tracing slowed the step: "
+    screen = " ".join(" ".join(shown(report.printed)).split())
+    assert "COST" in screen
+    assert marked in screen
+    named = screen.split(marked)[1]
+    for row in report.comparison.rows.values():
+        ratio = (row.traced_step_us or 0.0) / (row.step_us or 1.0)
+        assert (f"{row.cell} {ratio:.1f}x" in named) == (ratio > 1.5)
+    for name in ("step", "breakdown"):
+        table = {**report.first, **report.tables}[name]
+        assert any(note.startswith(marked) for note in table.notes), name

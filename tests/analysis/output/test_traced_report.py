@@ -252,6 +252,17 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     assert "CPU" not in verdict.setting
 
 
+def test_files_that_are_no_traces_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"0_{rank}.pt.trace.json")
+    assert traces_verdict(analyze_traces([tmp_path])).limits == ()
+    for name in ("a_note.json", "b_note.json"):
+        (tmp_path / name).write_text('{"a": 1}')
+    (limit,) = traces_verdict(analyze_traces([tmp_path])).limits
+    assert limit.label == "NOT READ"
+    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a_note.json is not a torch.profiler")
+
+
 @pytest.fixture
 def two_jobs(tmp_path: Path) -> Path:
     for number, job in enumerate(("first", "second")):
