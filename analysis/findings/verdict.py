@@ -8,6 +8,7 @@ device at which the strategies were compared.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -63,8 +64,9 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
         return Verdict(setting, limits, (_no_communication(data), _next(_TRACE_MORE)))
     if data.devices < 2 or ledger is None:
         unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
-        lost = _lost(data)
-        again = f"{sentence(lost.message)} {sentence(lost.next_step)}" if lost else _TRACE_MORE
+        lost, again = _lost(data), _TRACE_MORE
+        if lost is not None:
+            again = f"{sentence(lost.message)} {sentence(lost.next_step)}"
         return Verdict(setting, limits, (unknown, _next(again)))
     known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
@@ -87,8 +89,10 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
 
 def _lost(data: Job) -> Finding | None:
     """The error for which the traces do not show the device."""
-    errors = (one for one in data.findings if one.severity == "error")
-    return next((one for one in errors if one.code in _LOST), None)
+    for finding in data.findings:
+        if finding.severity == "error" and finding.code in _LOST:
+            return finding
+    return None
 
 
 def _no_communication(data: Job) -> Fact:
@@ -205,7 +209,9 @@ def _more_repeats(run: RunData) -> int:
 def _setting(run: RunData, comparison: Comparison, data: Job | None) -> str:
     """What was measured and where in one line, and what that is not valid for."""
     manifest = run.manifest
-    name = manifest.script or manifest.config.workload.model.rpartition(":")[2]
+    name = manifest.config.workload.model.rpartition(":")[2]
+    if manifest.script:
+        name = Path(manifest.script).name
     batch = "" if data is None else f", batch {data.batch_text} per device"
     environment = manifest.environment
     if run.device_type == "cpu":
@@ -217,7 +223,8 @@ def _setting(run: RunData, comparison: Comparison, data: Job | None) -> str:
     if run.device_type != "cpu":
         return setting
     with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
-    return f"{setting} {STAND_IN if with_stand_in else CPU_RUN}"
+    validity = STAND_IN if with_stand_in else CPU_RUN
+    return f"{setting} {validity}"
 
 
 def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
@@ -236,7 +243,8 @@ def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
         more = "Measure two or more devices with a core each"
     if not comparison.knows_options:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2"
-    if jobs := comparison.unmeasured_jobs:
+    jobs = comparison.unmeasured_jobs
+    if jobs:
         more = f"Attach again on {' and '.join(jobs)}: its finding gives the reason why nothing was measured"
     none = "no strategy on several devices was compared with one device"
     facts = (Fact("which", "NO CHOICE", (none,)), _next(more))
@@ -250,21 +258,25 @@ def _on_shared_cores(run: RunData) -> list[Job]:
 
 def _limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
     """What limits all facts that follow."""
-    if noisy := _noisy(run, comparison, case):
-        differ = f"medians of repeats differ by over {REPEATS_APART - 1:.0%}: {'; '.join(noisy)}"
+    noisy = _noisy(run, comparison, case)
+    if noisy:
+        apart = percent(REPEATS_APART - 1)
+        differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
         yield Fact("limits", "NOISY", (differ,), "median untraced step of each repeat")
     drift = run.spreads.step.drift
     if drift is not None:
         yield _drifted(drift.slope * (len(run.measured) - 1))
-    for why, cores in grouped(
-        (data.no_scaling, data.cores) for data in _on_shared_cores(run)
-    ).items():
-        remedy = f"use --devices up to {cores[0]}" if (cores[0] or 1) > 1 else "use more cores"
+    cores_by_reason = grouped((data.no_scaling, data.cores) for data in _on_shared_cores(run))
+    for why, cores in cores_by_reason.items():
+        count = cores[0] or 1
+        remedy = f"use --devices up to {count}" if count > 1 else "use more cores"
         yield Fact("limits", "TOO FEW CORES", (f"{why}, so these cells say nothing: {remedy}",))
-    if batches := ", ".join(comparison.batches_seen):
+    batches = ", ".join(comparison.batches_seen)
+    if batches:
         line = f"{batches} per device, inferred from the model's calls (or set --batch-size)"
         yield Fact("limits", "BATCH", (line,))
-    if cycles := sorted({data.cycle for data in run.measured} - {1}):
+    cycles = sorted({data.cycle for data in run.measured} - {1})
+    if cycles:
         many = " and ".join(map(str, cycles))
         line = f"the script's steps repeat in cycles of {many}: times are means over whole cycles"
         yield Fact("limits", "CYCLES", (line,))

@@ -198,7 +198,6 @@ def print_comparison(
         _check_models(
             earlier, later, before.recorded.config.workload, after.recorded.config.workload, force
         )
-    share = DEFAULT_SHARE if share is None else share
     with progress(f"Comparing {before.path} with {after.path}"):
         found = _judge(before, after, share, force)
     if (for_programs := _PRINTERS.get(output_format)) is not None:
@@ -210,16 +209,17 @@ def print_comparison(
         print_sentences(console, [found.answer])
     if output_format == "csv":
         write_out(_csv(found))
-    else:
-        print_tables(_tables(found), output_format, console)
-    if before.training and after.training and output_format != "csv":
+        _complain(found.findings)
+        return found.status
+    print_tables(_tables(found), output_format, console)
+    if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
     _complain(found.findings)
     return found.status
 
 
-def _judge(before: RunData, after: RunData, share: float, force: bool) -> Judgement:
-    changes = compare_runs(before, after, share)
+def _judge(before: RunData, after: RunData, share: float | None, force: bool) -> Judgement:
+    changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
     differ, lost = setting_findings(before, after), list(lost_findings(before, after))
     undecided = list(undecided_findings(changes))
     answer = headline(changes)
