@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.traces.ranks.reduce import reduce_traces
     from dpscope.analysis.traces.reading.chunks import ReadLimits
     from dpscope.analysis.traces.reading.reader import read_trace
+    from dpscope.analysis.traces.reading.traces import read_traces
     from dpscope.analysis.traces.steps.attribution import attribute
     from dpscope.analysis.what_if.bases import base_of_run, base_of_traces
     from dpscope.analysis.what_if.predict import predict
@@ -70,6 +71,7 @@ __all__ = [
     "predict",
     "read_epoch_times",
     "read_trace",
+    "read_traces",
     "reduce_traces",
     "step_breakdown",
     "step_waits",
@@ -94,6 +96,7 @@ _HOMES = {
     "traces.ranks.matching": "RankOrigin",
     "traces.reading.chunks": "ReadLimits",
     "traces.reading.reader": "read_trace",
+    "traces.reading.traces": "read_traces",
     "traces.steps.attribution": "attribute",
     "what_if.bases": "base_of_run base_of_traces",
     "what_if.predict": "predict",

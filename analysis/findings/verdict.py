@@ -48,6 +48,7 @@ _LOST = (
     TraceCode.NO_KERNELS.code,
     TraceCode.TRACE_INCOMPLETE.code,
     TraceCode.DEVICE_NOT_READ.code,
+    TraceCode.CUDA_GRAPHS.code,
 )
 _TRACE_MORE = "Trace every rank of a job on several devices"
 _ONE_STEP = "shows what happened once, not what is typical"
@@ -114,6 +115,8 @@ def _traces_setting(data: Job) -> str:
     """
     ranks = len(data.summaries)
     setting = f"{ranks} of {counted(data.processes, 'rank')}, {_parallelism(data)}"
+    if data.foreign_format is not None:
+        setting = f"{data.foreign_format}: {setting}"
     if data.ledger is not None:
         steps = data.ledger.steps
         setting = f"{setting}, {counted(steps, 'traced step')}"

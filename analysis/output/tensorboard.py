@@ -30,8 +30,11 @@ from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS
 from dpscope.analysis.report.training_report import training_markdown
+from dpscope.analysis.traces.merge.kineto_files import kineto_files
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.readers import find_traces
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import (
     CATEGORIES,
@@ -41,6 +44,7 @@ from dpscope.analysis.traces.reading.event_table import (
     category_of,
     is_annotation,
 )
+from dpscope.analysis.traces.reading.nsys_database import is_export
 from dpscope.analysis.traces.steps.event_kind import (
     collective_kind,
     is_collective_kernel,
@@ -94,6 +98,16 @@ def write_tensorboard(
         return export_tensorboard(report_of(path, Targets(link)))
     if holds_epochs(path):
         return export_trainings(load_training(path))
+    files = find_traces(paths)
+    # the plugin reads torch.profiler's format alone
+    if any(map(is_export, files)):
+        place = out or path.absolute().with_name(f"{path.name}-dpscope")
+        with kineto_files(
+            files,
+            DEFAULT_LIMITS,
+            place.parent,
+        ) as (written, _):
+            return write_tensorboard(written, link, place)
     jobs = read_jobs(paths)
     require_one_job(jobs, paths, "a TensorBoard folder")
     (analysis,) = jobs.values()

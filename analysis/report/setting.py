@@ -37,6 +37,17 @@ def setting_of(run: RunData) -> str:
     return f"{what}; {where}; seed {workload.seed}; {measured}"
 
 
+def _of_traces(run: RunData) -> Iterator[tuple[str, str]]:
+    """The files, and what they record of where they were made."""
+    for one in run.traces:
+        yield f"Rank {NA if one.rank is None else one.rank}", str(one.path)
+    facts: dict[tuple[str, str], None] = {}
+    for data in run.cells.values():
+        for summary in data.summaries:
+            facts |= dict.fromkeys(summary.environment)
+    yield from facts
+
+
 def _machine(run: RunData) -> str:
     environment = run.manifest.environment
     if run.manifest.device_type != "cuda":
@@ -54,9 +65,7 @@ def environment_facts(
     `calibration` is the one that the report's predictions are from.
     """
     if run.recorded is None:
-        yield from (
-            (f"Rank {NA if one.rank is None else one.rank}", str(one.path)) for one in run.traces
-        )
+        yield from _of_traces(run)
         return
     manifest = run.manifest
     environment, config = manifest.environment, manifest.config

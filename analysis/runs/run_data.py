@@ -334,11 +334,14 @@ def traces_text(run: RunData) -> str:
         kind = "partial"
         if steps:
             first = " (their start was not recorded: they are timed from their first event)"
-    files = counted(len(run.traces), "trace file")
+    files = counted(len(run.traces), data.foreign_format or "trace file")
     processes = counted(data.processes, "process")
+    machine = ", batch and machine"
+    if any(one.environment for one in data.summaries):
+        machine = " and batch"
     return (
         f"{files} of {processes}, {counted(steps, f'{kind} step')} of each{first}; "
-        "not made by dpscope run: model, batch and machine are not recorded."
+        f"not made by dpscope run: model{machine} are not recorded."
     )
 
 

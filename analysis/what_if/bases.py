@@ -23,6 +23,7 @@ from dpscope.analysis.traces.ranks.readers import (
     find_traces,
 )
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.what_if.band import NINE_OF_TEN
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile, run_profile
 from dpscope.analysis.what_if.lateness import lateness
@@ -161,18 +162,19 @@ def base_of_traces(
     devices: int | None = None,
     batch_size: int | None = None,
     bucket_mb: float | None = None,
+    limits: ReadLimits = DEFAULT_LIMITS,
 ) -> Question:
     """Traces of one job as base, of which the rest is stated; what they lack is in `lacks`. Raises
     DpscopeError where they cannot be read."""
     files = find_traces(paths)
     name = str(as_paths(paths)[0])
-    job = job_profile(files)
+    job = job_profile(files, limits=limits)
     devices = devices or job.devices
     if devices is None:
         raise DpscopeError(
             f"{name}: the trace does not show how many devices the job had; give --base-devices"
         )
-    analysis = analyze_traces(files)
+    analysis = analyze_traces(files, limits)
     ledger = analysis.ledger
     contention = contention_of_ledger(ledger)
     steps_us = [one.step_us for one in job.profiles]

@@ -48,8 +48,17 @@ def job_profile(
     """Read the traces of one job. Raises DpscopeError where none shows a whole step, or a file
     cannot be read.
     """
-    read = [read_attributed(path, limits) for path in paths]
-    found = find_jobs([trace_identity(one) for one in read], paths)
+    read: list[Attribution] = []
+    # the file of each: one may hold several ranks
+    holders: list[Path] = []
+    for path in paths:
+        held = list(read_attributed(path, limits))
+        read += held
+        holders += [path] * len(held)
+    found = find_jobs(
+        [trace_identity(one) for one in read],
+        holders,
+    )
     require_one_job(found.jobs, paths, "a prediction")
     attributions = [read[index] for index in found.jobs[""]]
     tables = [_with_times(one) for one in attributions]

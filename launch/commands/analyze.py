@@ -83,7 +83,9 @@ IDLE = (
         "a run's tables are printed and nothing is written; omit --format and --tables",
     ),
     Idle(
-        "max_bytes max_events", options.any_run, "a run's traces are read whole; give trace files"
+        "max_bytes max_events steps_by",
+        options.any_run,
+        "a run's traces are read whole, by their own steps; give trace files",
     ),
     Idle("topology", options.any_run, "it applies to traces and partials"),
     Idle(
@@ -97,7 +99,7 @@ IDLE = (
         "the CSV of traces names no host",
     ),
     Idle(
-        "max_bytes max_events",
+        "max_bytes max_events steps_by",
         options.any_partial,
         "partials are not read again as traces; give it to dpscope reduce",
     ),
@@ -168,6 +170,7 @@ class AnalyzeRequest(Request):
     )
     max_bytes: options.MaxBytes = None
     max_events: options.MaxEvents = None
+    steps_by: options.StepsBy = None
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
@@ -196,7 +199,7 @@ def analyze(request: AnalyzeRequest) -> None:
         options.read("--flops", request.flops, parse_flops),
     )
     options.check_targets(request.target_efficiency, request.target_accuracy)
-    limits = options.read_limits(request.max_bytes, request.max_events)
+    limits = options.read_limits(request.max_bytes, request.max_events, request.steps_by)
     targets = Targets(
         link=link,
         calibration=request.calibration,

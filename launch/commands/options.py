@@ -55,6 +55,14 @@ MaxEvents = Annotated[
         help="refuse a trace with more events than this; default: 10 million",
     ),
 ]
+StepsBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="the name, without its number, of the ranges that are steps: record_function's, or "
+        "NVTX's of an nsys export",
+    ),
+]
 Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
 TargetEfficiency = Annotated[
     float | None, setting_option(declarations(Reporting)["target_efficiency"])
@@ -177,7 +185,9 @@ def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | Non
     return read(option, text, lambda stated: parse_size(stated, unit_bytes))
 
 
-def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
+def read_limits(
+    max_bytes: str | None, max_events: int | None, steps_by: str | None = None
+) -> "ReadLimits":
     """The limits of one trace file; raises DpscopeError for one that leaves nothing to read."""
     from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 
@@ -187,6 +197,7 @@ def read_limits(max_bytes: str | None, max_events: int | None) -> "ReadLimits":
     return ReadLimits(
         max(1, round(size)) if size else DEFAULT_LIMITS.max_bytes,
         max_events or DEFAULT_LIMITS.max_events,
+        steps_by,
     )
 
 

@@ -15,7 +15,7 @@ HELP = Help(examples=("/scratch/traces -o partials/  # on each node", "partials/
 
 IDLE = (
     Idle(
-        "share jobs max_bytes max_events",
+        "share jobs max_bytes max_events steps_by",
         options.any_partial,
         "partials are joined by one task, which reads no trace",
     ),
@@ -37,8 +37,9 @@ def reduce(
     jobs: int | None = option("processes that read traces; default: one per core"),
     max_bytes: options.MaxBytes = None,
     max_events: options.MaxEvents = None,
+    steps_by: options.StepsBy = None,
 ) -> None:
-    limits = options.read_limits(max_bytes, max_events)
+    limits = options.read_limits(max_bytes, max_events, steps_by)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from dpscope.analysis.output.traces import trace_status

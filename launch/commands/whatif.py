@@ -38,7 +38,7 @@ IDLE = (
         "it chooses a cell of a run folder, and none was named",
     ),
     Idle(
-        "base_devices base_batch_size base_bucket_mb",
+        "base_devices base_batch_size base_bucket_mb steps_by",
         _reads_run,
         "a run contains it",
     ),
@@ -69,6 +69,7 @@ class WhatIfRequest(Request):
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")
+    steps_by: options.StepsBy = None
     output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
 
 
@@ -100,7 +101,11 @@ def whatif(request: WhatIfRequest) -> None:
         bucket_mb = None if bucket_bytes is None else bucket_bytes / MIB
         with progress():
             question = bases.base_of_traces(
-                request.paths, request.base_devices, request.base_batch_size, bucket_mb
+                request.paths,
+                request.base_devices,
+                request.base_batch_size,
+                bucket_mb,
+                options.read_limits(None, None, request.steps_by),
             )
     with progress("Predicting") as update:
         update("the run's other cells")

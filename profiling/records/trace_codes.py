@@ -39,7 +39,35 @@ class TraceCode(FindingCode):
     NO_STEPS = Code(
         "warning",
         meaning="The trace marks no steps, so it is treated as a single step.",
-        action="call profiler.step() once per training step to get per-step numbers",
+        action="call profiler.step() once per training step to get per-step numbers, or name a "
+        "range around each step with --steps-by",
+    )
+    RANKS_ASSUMED = Code(
+        "warning",
+        meaning="An export of Nsight Systems holds several processes and nothing that names their "
+        "ranks, which are numbered in the order of the processes.",
+        action="start nsys before NCCL is initialised and export with --include-blobs=true: NCCL "
+        "then names the ranks",
+    )
+    STEPS_BY_RANGE = Code(
+        "info",
+        meaning="The steps are ranges of this name: they repeat at the top level of a thread and "
+        "hold what is launched.",
+        action="--steps-by selects other ranges",
+    )
+    SIZES_NOT_RECORDED = Code(
+        "warning",
+        meaning="An export of Nsight Systems does not hold what NCCL recorded of its calls, so "
+        "sizes, bandwidths and process groups are unknown.",
+        action="export the report with --include-blobs=true, which keeps them",
+    )
+    CUDA_GRAPHS = Code(
+        "warning",
+        meaning="CUDA graphs were recorded as one row per launch, which does not show their "
+        "kernels: it counts as compute. An error in a job that communicates, since collectives may "
+        "be among them: its communication is not given.",
+        action="record with nsys profile --cuda-graph-trace=node",
+        other_severity="error",
     )
     EVENTS_OF_NO_STEP = Code(
         "warning",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpscope.analysis.traces.merge import tracks
+from dpscope.analysis.traces.merge.kineto_files import kineto_files
 from dpscope.analysis.traces.merge.rewrite import (
     MergedPart,
     RankJob,
@@ -36,6 +37,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace
+from dpscope.analysis.traces.reading.nsys_database import is_export
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -102,14 +104,23 @@ class MergedTrace:
 def merge_traces(
     paths: Paths, output: str | Path, limits: ReadLimits = DEFAULT_LIMITS
 ) -> MergedTrace:
-    """Merge trace files of one job, a file per rank, into `output`, `.json` or `.json.gz`, written
-    whole or not at all.
+    """Merge trace files of one job, a file per rank, or exports of Nsight Systems into `output`,
+    `.json` or `.json.gz`, written whole or not at all.
 
     The first rank's clock is the reference. Raises DpscopeError when a file cannot be read or holds
     several ranks, or when the output is one of the files or cannot be written.
     """
     files, output = find_traces(paths), Path(output)
     _check_output(output, files)
+    if not any(map(is_export, files)):
+        return _merged(paths, files, output, limits)
+    with kineto_files(files, limits, output.parent) as (written, findings):
+        merged = _merged(paths, written, output, limits)
+    return replace(merged, findings=(*findings, *merged.findings))
+
+
+def _merged(paths: Paths, files: list[Path], output: Path, limits: ReadLimits) -> MergedTrace:
+    """The merged trace of files in torch.profiler's format."""
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
     require_one_job(found.jobs, paths, "a merged trace")

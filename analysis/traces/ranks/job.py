@@ -297,6 +297,14 @@ class Job:
         return next((name for name in names if name is not None), None)
 
     @property
+    def foreign_format(self) -> str | None:
+        """What the files are called whose ranks another program than torch.profiler recorded; None
+        where none did.
+        """
+        formats = dict.fromkeys(one.format for one in self.summaries)
+        return next((name for name in formats if name != TraceSummary.format), None)
+
+    @property
     def on_device(self) -> bool:
         """Whether devices were traced, not only the CPU."""
         traced = any(one.on_device for one in self.summaries)

@@ -1,6 +1,9 @@
-"""A trace of torch.profiler, which Kineto writes, to the small tables of its rank."""
+"""A file of traces, of torch.profiler, which Kineto writes, or an export of Nsight Systems, to the
+small tables of its ranks.
+"""
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,12 +15,13 @@ from dpscope.analysis.traces.ranks.rank_tables import (
     RankRecord,
     RankTables,
     TraceSummary,
+    join_ranks,
     of_rank,
 )
 from dpscope.analysis.traces.ranks.timeline import step_timeline, timeline_bytes
 from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.traces import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
 from dpscope.analysis.traces.steps.breakdown import reduction_ends_us, step_tables
 from dpscope.analysis.traces.steps.collectives import collective_table, range_counts
@@ -71,24 +75,26 @@ def trace_identity(attribution: Attribution) -> TraceSummary:
     )
 
 
-def read_attributed(path: Path, limits: ReadLimits) -> Attribution:
-    """A trace with its events attributed; raises DpscopeError as `read_trace` does.
+def read_attributed(path: Path, limits: ReadLimits) -> Iterable[Attribution]:
+    """The traces in a file with their events attributed; raises DpscopeError as `read_traces` does.
 
     Those of small files are kept in this process: a replay needs the same traces after their tables
-    have been made.
+    have been made. Of large ones each is read when it is its turn.
     """
     try:
         status = path.stat()
     except OSError:
         status = None  # which reading it reports
     if status is None or status.st_size > _KEPT_BYTES:
-        return _attributed.__wrapped__(path, limits)
+        return map(attribute, read_traces(path, limits))
     return _attributed(path, limits, (status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=_KEPT_FILES)
-def _attributed(path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)) -> Attribution:
-    return attribute(read_trace(path, limits))
+def _attributed(
+    path: Path, limits: ReadLimits, written: tuple[int, int] = (0, 0)
+) -> Sequence[Attribution]:
+    return list(map(attribute, read_traces(path, limits)))
 
 
 def named_collectives(attribution: Attribution) -> Table:
@@ -113,6 +119,8 @@ def rank_tables(attribution: Attribution) -> RankTables:
         zero_ns=trace.zero_ns,
         cut_short=trace.cut_short,
         device_name=next(iter(trace.device_names), None),
+        format=trace.format,
+        environment=trace.environment,
     )
     record = RankRecord(
         summary,
@@ -131,5 +139,5 @@ def rank_tables(attribution: Attribution) -> RankTables:
 
 
 def read(path: Path, limits: ReadLimits) -> RankTables:
-    """The tables of the rank in a trace file; raises DpscopeError as `read_trace` does."""
-    return rank_tables(read_attributed(path, limits))
+    """The tables of the ranks in a file; raises DpscopeError as `read_traces` does."""
+    return join_ranks([rank_tables(one) for one in read_attributed(path, limits)])

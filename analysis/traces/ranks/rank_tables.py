@@ -50,6 +50,9 @@ class TraceSummary:
     read_on: str | None = None  # the host that reduced the trace where it lay
     cut_short: bool = False  # the trace's file ends too early, or cannot be read to its end
     device_name: str | None = None  # of the first device that the trace lists
+    format: str = "trace"  # as in `Trace`
+    # name and value of what the file records of where it was made
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 COLUMNS: dict[str, tuple[str, ...]] = {

@@ -56,11 +56,15 @@ RECORDS = Reader(
         rb'\A\x80[\x02-\x05]|"collective_seq_id"|"entries": ?\[|"(coll_perf|p2p_perf|dump_stats)"'
     ),
 )
+EXPORTS = Reader("nsys export", (".sqlite",), "kineto", has_events=True)
+REPORTS = Reader("nsys report", (".nsys-rep",), "kineto", has_events=True)  # refused with advice
 TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
 READERS = (
     PARTIALS,
+    EXPORTS,
     TRACES,  # a folder with partials, too, is read as those
     RECORDS,
+    REPORTS,
 )
 
 

@@ -39,11 +39,13 @@ class ReadLimits:
     end.
 
     A file with more events is refused. The default number of events is that of about 2.5 GB of text
-    as Kineto writes it.
+    as Kineto writes it. `steps_by` names the ranges that are steps, where the profiler's are not.
     """
 
     max_bytes: int = 16 << 30  # uncompressed
     max_events: int = 10_000_000
+    # of ranges, without their numbers
+    steps_by: str | None = None
 
 
 DEFAULT_LIMITS = ReadLimits()

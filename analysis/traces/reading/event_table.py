@@ -20,6 +20,8 @@ IntColumn = npt.NDArray[np.int64]
 BoolColumn = npt.NDArray[np.bool_]
 CodeColumn = npt.NDArray[np.uint8]
 
+GRAPH_ROW = "CUDA graph (one row)"
+"""The name of a kernel that stands for all of a graph's, where only the graph was recorded."""
 _LONGEST_US = 2.0**36  # 19 hours: within it a float of microseconds keeps 5 decimals
 
 
@@ -199,6 +201,8 @@ class Header:
     process_groups: tuple[ProcessGroup, ...]  # those listed with all of their ranks
     # what the file's times count from, in the recording host's clock; 0 where it does not say
     base_ns: int
+    format: str = "trace"  # what such files are called
+    environment: tuple[tuple[str, str], ...] = ()  # name and value of what the file records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,12 @@ _LONGEST_TEXT = 256  # characters of a name
 _MOST_LENIENT = 4 << 20  # bytes that are no strict JSON: its objects take up to 30 times as much
 
 
+def rank_in_name(path: Path) -> str | None:
+    """The rank that a file's name states, as it is written."""
+    matches = [pattern.search(path.name) for pattern in _FILE_NAME_RANK]
+    return next((match[1] for match in matches if match), None)
+
+
 def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     """The header of a trace whose events have been read; the rank from the file's name if it has
     none.
@@ -72,9 +78,7 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
 
     rank = number("rank", info.get("rank"))
     if rank is None:
-        matches = [pattern.search(path.name) for pattern in _FILE_NAME_RANK]
-        written = next((match[1] for match in matches if match), None)
-        rank = number("rank in the name", written)
+        rank = number("rank in the name", rank_in_name(path))
     named = [one.get("name", "unknown") for one in _listed(devices) if isinstance(one, dict)]
     base_ns = 0  # a float is too coarse since 1970
     if isinstance(base, int) and 0 <= base < 2**63:

@@ -30,6 +30,7 @@ from dpscope.analysis.traces.steps.event_kind import (
     Kind,
     collective_kind,
     named_annotations,
+    nccl_calls,
     nccl_ranges,
 )
 from dpscope.analysis.traces.steps.intervals import innermost
@@ -207,8 +208,8 @@ def _named(
 
 
 def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
-    """What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range; -1
-    for none.
+    """What each was launched in: `record_param_comms`, the `c10d` operator, the `nccl:` range,
+    NCCL's own; -1 for none.
     """
     events = attribution.events
     if not attribution.on_device:  # only the operator is known
@@ -217,6 +218,7 @@ def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     candidates = (
         *(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)),
         nccl_ranges(events),
+        nccl_calls(events),
     )
     return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
 

@@ -15,6 +15,7 @@ from dpscope.analysis.traces.reading.event_table import (
     EventTable,
     IntColumn,
 )
+from dpscope.analysis.traces.reading.nsys_collectives import LAUNCHING_CALL
 from dpscope.analysis.traces.steps.intervals import innermost
 from dpscope.profiling.records.range_names import DP_COMMUNICATION_PHASES, base_name
 
@@ -225,8 +226,8 @@ _BARE_RANGE = re.compile(
 
 
 def nccl_ranges(events: EventTable) -> BoolColumn:
-    """The ranges in which NCCL's work was launched: `nccl:*`, or of the engine that puts no prefix
-    before them.
+    """The ranges in which NCCL's work was launched: `nccl:*`, NCCL's own, or of the engine that
+    puts no prefix before them.
 
     A range without a prefix, which any code may have named so, counts where torch recorded a
     collective in it or where it lies in an operator of `c10d`.
@@ -234,6 +235,9 @@ def nccl_ranges(events: EventTable) -> BoolColumn:
     prefixed = named_annotations(events, "nccl:")
     if prefixed.any():
         return prefixed
+    calls = nccl_calls(events)
+    if calls.any():
+        return calls
     bare = events.is_category(Category.USER_ANNOTATION) & events.named(_BARE_RANGE.match)
     if not bare.any():
         return bare
@@ -244,6 +248,13 @@ def nccl_ranges(events: EventTable) -> BoolColumn:
     holding = innermost(events, records, bare)
     kept[holding[holding >= 0]] = True
     return kept
+
+
+def nccl_calls(events: EventTable) -> BoolColumn:
+    """NCCL's own ranges in which its kernels are launched, as exports of Nsight Systems hold
+    them.
+    """
+    return events.is_category(Category.USER_ANNOTATION) & events.named(LAUNCHING_CALL.match)
 
 
 def named_annotations(events: EventTable, prefix: str) -> BoolColumn:

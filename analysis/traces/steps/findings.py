@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import Category, CommunicationArgs, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    GRAPH_ROW,
+    BoolColumn,
+    Category,
+    CommunicationArgs,
+    IntColumn,
+)
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps import event_kind
@@ -37,8 +43,11 @@ def communication_lost(attribution: Attribution) -> bool:
     """Whether a trace shows operators that communicate, and not one kernel, copy or range that
     does.
 
-    A group of one rank moves nothing; what is recorded of groups decides, where anything is.
+    A group of one rank moves nothing; what is recorded of groups decides, where anything is. What
+    a graph communicates is not shown where it was recorded as one row.
     """
+    if graph_rows(attribution).any() and _is_of_several(attribution):
+        return True
     shown = COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)
     if attribution.trace.world_size == 1 or attribution.rows(*shown).any():
         return False
@@ -55,6 +64,19 @@ def communication_lost(attribution: Attribution) -> bool:
     return any(size != 1 for size in sizes) if sizes else len(records) > 0
 
 
+def graph_rows(attribution: Attribution) -> BoolColumn:
+    """Kernels that stand for all of a CUDA graph's."""
+    return attribution.events.named(GRAPH_ROW.__eq__)
+
+
+def _is_of_several(attribution: Attribution) -> bool:
+    """Whether a trace shows that its job has several ranks."""
+    if attribution.trace.world_size is not None:
+        return attribution.trace.world_size > 1
+    calls = event_kind.nccl_ranges(attribution.events)
+    return bool(calls.any() or attribution.rows(Kind.COLLECTIVE).any())
+
+
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Findings about a trace's devices, steps and communication."""
     trace = attribution.trace
@@ -66,7 +88,13 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
                 "reached its active steps",
             )
         ]
-    parts = (_device_findings, _events_of_no_step, _step_findings, _unknown_communication)
+    parts = (
+        _device_findings,
+        _whole_graphs,
+        _events_of_no_step,
+        _step_findings,
+        _unknown_communication,
+    )
     return [finding for part in parts for finding in part(attribution)]
 
 
@@ -87,6 +115,8 @@ def _device_findings(attribution: Attribution) -> Iterator[Finding]:
         )
     elif no_kernels:
         yield _no_kernels(attribution)
+    if graph_rows(attribution).any():
+        return  # which have a finding
     if communication_lost(attribution) and not (trace.cut_short and no_kernels):
         yield _communication_not_shown(attribution)
 
@@ -118,11 +148,27 @@ def _communication_not_shown(attribution: Attribution) -> Finding:
     return TraceCode.TRACE_INCOMPLETE.finding(f"{source} {none_shown}", action)
 
 
+def _whole_graphs(attribution: Attribution) -> Iterator[Finding]:
+    rows = graph_rows(attribution)
+    if not rows.any():
+        return
+    launches = counted(int(rows.sum()), "launch")
+    total_us = float(attribution.events.duration_us[rows].sum())
+    message = (
+        f"{launches} of CUDA graphs in {attribution.trace.source} recorded as one row each "
+        f"({total_us:,.1f} µs), which count as compute"
+    )
+    several = communication_lost(attribution)
+    if several:
+        message += "; collectives may be among them: its communication is not given"
+    yield TraceCode.CUDA_GRAPHS.finding(message, severity="error" if several else "warning")
+
+
 def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(
-            f"{trace.source} marks no ProfilerStep: its whole length is taken as one step"
+            f"{trace.source} marks no steps: its whole length is taken as one step"
         )
     if not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"

@@ -207,7 +207,8 @@ def test_bad_partials_are_reported_in_a_line(
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(
-        DpscopeError, match=r"holds no trace: no \*\.dpscope, \*\.json or \*\.json\.gz in it"
+        DpscopeError,
+        match=r"holds no trace: no \*\.dpscope, \*\.sqlite, \*\.json, \*\.json\.gz or \*\.nsys-rep in it",
     ):
         analyze_traces(empty)
     write_partial(NO_RANKS, empty / "a.dpscope")

@@ -1,0 +1,124 @@
+"""Exports of Nsight Systems: the values of real ones, and those of traces converted to exports."""
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from tests.generated_traces.ddp import DdpOptions, ddp_trace
+from tests.generated_traces.dp import dp_trace
+from tests.generated_traces.parallel_jobs import parallel_trace
+from tests.generated_traces.writing import write_trace
+from tests.helpers.nsys_exports import convert, load_trace
+from tests.helpers.paths import DATA
+
+A100 = [DATA / "a100x2_ddp_resnet50_rank0.json.gz"]
+V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
+_ROUNDING_US = 0.02  # of sums of hundreds of gaps, since an export rounds to nanoseconds
+
+
+def real_export(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(gzip.decompress((DATA / f"{name}.sqlite.gz").read_bytes()))
+    return path
+
+
+def test_two_real_ranks(tmp_path: Path) -> None:
+    """By hand with sqlite3, unions of intervals per device; the i-th kernels of NCCL of both ranks
+    paired.
+    """
+    job = analyze_traces([real_export("nsys_two_ranks", tmp_path)])
+    assert list(job.steps["rank"]) == list(job.steps["device"]) == [0, 1]
+    columns = {
+        "step_us": (299_848.812, 298_661.551),
+        "compute_us": (253_690.832, 256_095.624),
+        "communication_us": (17_172.652, 8_229.100),
+        "exposed_us": (17_172.652, 8_229.100),
+        "transfer_us": (5_777.111, 5_777.111),
+        "wait_us": (11_395.541, 2_451.989),
+    }
+    for name, values in columns.items():
+        assert list(job.steps[name]) == pytest.approx(values, abs=1e-3), name
+    # the hand-computed idle time leaves out copies and memsets
+    idle_us = job.steps["idle_us"] - job.steps["host_copy_us"] - job.steps["device_copy_us"]
+    assert list(idle_us) == pytest.approx([26_031.025, 31_385.635], abs=1e-3)
+    assert list(job.collectives.groupby("rank").size()) == [33, 33]
+    assert set(job.collectives["kind"]) == {"all_to_all"}  # sends and receives with every rank
+    assert job.collectives["bytes"].isna().all()
+    assert {one.code for one in job.findings} == {
+        "ranks_assumed", "sizes_not_recorded", "events_of_no_step", "no_steps", "parallelism",
+    }  # fmt: skip
+    facts = dict(job.summaries[0].environment)
+    assert facts == {"Driver": "580.95.05", "nsys": "2026.2.1.210"}
+
+
+def test_a_real_export_without_nccl(tmp_path: Path) -> None:
+    job = analyze_traces([real_export("nsys_no_nccl", tmp_path)])
+    assert list(job.steps["compute_us"]) == pytest.approx([22_385.163, 22_444.359], abs=1e-3)
+    assert (job.steps["communication_us"] == 0).all()
+    assert not len(job.collectives)
+
+
+def ddp(options: DdpOptions, ranks: int = 2) -> list[Mapping[str, Any]]:
+    return [ddp_trace(rank, ranks, options).trace for rank in range(ranks)]
+
+
+_GENERATED: dict[str, Sequence[Mapping[str, Any]]] = {
+    "ddp": ddp(DdpOptions()),
+    "late": ddp(DdpOptions(straggler=1)),
+    "lag": ddp(DdpOptions(lag=True, unlaunched=True, extra_groups=True), ranks=4),
+    "dp": [dp_trace(transport="peer_copy").trace],
+    "dp by nccl": [dp_trace().trace],
+    "sharded": [parallel_trace("fully_sharded", rank).trace for rank in range(4)],
+}
+
+
+@pytest.mark.parametrize("name", [*_GENERATED, "a100", "v100"])
+def test_a_trace_and_its_export_have_equal_values(name: str, tmp_path: Path) -> None:
+    files = {"a100": A100, "v100": V100}.get(name)
+    if files is None:
+        files = [
+            write_trace(dict(trace), tmp_path / f"rank{rank}.json")
+            for rank, trace in enumerate(_GENERATED[name])
+        ]
+    export = convert([load_trace(path) for path in files], tmp_path / "rank0.sqlite")
+    traced, exported = analyze_traces(files), analyze_traces([export])
+    assert exported.ledger is not None
+    assert_equal_ledgers(traced, exported)
+    for table in ("steps", "collectives"):
+        assert_equal_tables(getattr(traced, table), getattr(exported, table), table)
+    assert exported.foreign_format == "nsys export"
+
+
+def assert_equal_ledgers(traced: Job, exported: Job) -> None:
+    assert traced.ledger is not None
+    for field in fields(traced.ledger):
+        values = [getattr(job.ledger, field.name) for job in (traced, exported)]
+        if isinstance(values[0], float) or field.name.endswith("_us"):
+            assert values[1] == pytest.approx(values[0], abs=_ROUNDING_US), field.name
+
+
+# what an export names otherwise, or does not hold
+_OTHERWISE = {"group", "group_ranks", "sequence", "match", "moved_as"}
+_SIZES = {"bytes", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s"}
+
+
+def assert_equal_tables(traced: pd.DataFrame, exported: pd.DataFrame, name: str) -> None:
+    assert len(traced) == len(exported), name
+    known_sizes = "bytes" not in exported or exported["bytes"].notna().any()
+    left_out = _OTHERWISE | (set() if known_sizes else _SIZES)
+    for column in set(traced.columns) - left_out:
+        first, second = (table[column].reset_index(drop=True) for table in (traced, exported))
+        if pd.api.types.is_numeric_dtype(first) and not pd.api.types.is_bool_dtype(first):
+            values = [pd.to_numeric(one).astype(float).to_numpy() for one in (first, second)]
+            close = np.isclose(values[0], values[1], rtol=1e-4, atol=0.05, equal_nan=True)
+        else:
+            close = (first.astype(str) == second.astype(str)).to_numpy()
+        assert close.all(), f"{name}.{column}: {list(first[~close])} {list(second[~close])}"
