@@ -27,6 +27,9 @@ from dpscope.analysis.costs.cost import Links
 from dpscope.analysis.what_if.bases import Question, base_of_run
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
+from dpscope.launch.jobs.assignment import Assignment
+from dpscope.launch.measuring.run import plan_run
+from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.delay_relay import DEVICE
@@ -242,28 +245,23 @@ def _started(
         f"--master-addr={hosts[0].address}",
         f"--master-port={PORT}",
     ]
-    worker = [
-        "-m",
-        "dpscope.launch.worker",
-        "--strategy",
-        "ddp",
-        "--batch-size",
-        str(BATCH),
-        "--device",
-        "cpu",
-    ]
-    worker += [
-        "--steps",
-        "10",
-        "--traced-steps",
-        "4",
-        "--warmup",
-        "5",
-        "--threads",
-        "1",
-        "--model",
-        "paced_models:paced",
-    ]
+    options: dict[str, object] = {
+        "strategy": "ddp",
+        "devices": f"{len(hosts)}x1",
+        "batch_size": str(BATCH),
+        "device": "cpu",
+        "steps": 10,
+        "traced_steps": 4,
+        "warmup": 5,
+        "model": "paced_models:paced",
+        **{
+            name.removeprefix("--").replace("-", "_"): value
+            for name, value in zip(cell.options[::2], cell.options[1::2], strict=True)
+        },
+    }
+    # of the one cell that these options plan
+    name = plan_run(load_config(None, options), out, nodes=len(hosts)).jobs[0].cell.name
+    by_hand = Assignment(task="measure", out=str(out), cell=name, options=options, nodes=len(hosts))
     out.parent.mkdir(parents=True, exist_ok=True)
     stated = {
         "OMP_NUM_THREADS": "1",
@@ -272,7 +270,7 @@ def _started(
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
         return host.start(
-            [*torchrun, *worker, *cell.options, "--out", str(out)],
+            [*torchrun, *by_hand.program],
             env=stated,
             stdout=log,
             stderr=log,

@@ -1,17 +1,15 @@
-"""One process of a cell under torchrun: it warms up, times, traces and saves.
+"""One process of a job under torchrun: it measures a cell, trains, compares or times collectives.
 
-    python -m dpscope.launch.torchrun --nproc-per-node=4 launch/worker.py --strategy ddp
-    --batch-size 128 --out runs/x
+    python -m dpscope.launch.torchrun --nproc-per-node=4 -m dpscope.launch.worker ASSIGNMENT
 
-Everything about the job's shape (ranks, nodes, rendezvous) comes from torchrun's environment, so
-`--nnodes` works too when --out is a folder all nodes share. `dpscope run` starts the same worker
-with --cell and --repeat, the rest being in the run's manifest.
+The only argument is JSON (launch/jobs/assignment.py). Everything about the job's shape (ranks,
+nodes, rendezvous) comes from torchrun's environment. `dpscope run --dry-run` and `dpscope train
+--dry-run` print such commands, which work by hand.
 """
 
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 if __name__ == "__main__" and not __package__:
     # Started by path: the user's modules are found from the working directory, and no file in this
@@ -23,33 +21,37 @@ from dpscope.launch.jobs.parent_death import die_with_job
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
 
-from dpscope.launch.jobs.out_folder import claim
-from dpscope.launch.jobs.worker_process import Result, Task, TorchrunPlace, starting_up, work
-from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
+from dpscope.launch.jobs.assignment import read_assignment
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, work
 from dpscope.profiling.store.folders import JobFolder
 
 
 def main() -> None:
-    """Measure the cell the arguments name."""
+    """Do what the argument assigns."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's progress notes are not errors
     work(_read)
 
 
 def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
-    job = job_from_arguments(arguments, place)
-    return job.folder, partial(_measure, job)
+    assignment = read_assignment(arguments)
+    # Each task's module is imported for it alone: a worker starts as often as there are ranks.
+    match assignment.task:
+        case "measure":
+            from dpscope.launch.measuring.task import measuring_task
 
+            return measuring_task(assignment, place)
+        case "train":
+            from dpscope.launch.learning.tasks import training_task
 
-def _measure(job: WorkerJob, place: TorchrunPlace) -> Result:
-    if place.rank == 0:
-        # The other ranks measure nothing before they have met this one.
-        job.folder.path.mkdir(parents=True, exist_ok=True)
-        claim(job.folder.path)
-        job.folder.clear_attempt()
-    with starting_up():
-        from dpscope.launch.measuring.cell import run_cell
+            return training_task(assignment, place)
+        case "equal":
+            from dpscope.launch.learning.tasks import equality_task
 
-    return run_cell(job, place)
+            return equality_task(assignment, place)
+        case "calibrate":
+            from dpscope.launch.calibration.worker import calibration_task
+
+            return calibration_task(assignment)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ import msgspec
 from rich.console import Console
 
 from dpscope.launch.calibration.worker import collectives_path, log_variables
-from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done
-from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
+from dpscope.launch.jobs.assignment import Assignment
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobFailedError, JobQueue, JobStarter
+from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
@@ -63,13 +63,17 @@ def run_calibration(
     be timed, prints the last lines of the failed ranks and raises DpscopeError.
     """
     findings = []
-    with _ended_job(settings, console, starter, scratch, "Calibrating") as (folder, outcome, stop):
-        timed = collectives_without_contention(outcome, folder)
-        if timed is None:
-            check_done(outcome, "calibration failed, nothing is saved", stop, console)
-            timed = read_json(folder.result_path, TimedCollectives)
-        else:
-            reason = f"how collectives and computing slow each other could not be timed: {outcome.message}"
+    with _temporary_job(settings, starter, scratch) as job:
+        try:
+            _run(job, console, starter)
+            timed = read_json(job.folder.result_path, TimedCollectives)
+        except JobFailedError as error:
+            # what the job had timed before contention
+            before = read_json_if_there(collectives_path(job.folder), TimedCollectives)
+            if before is None or not before.points:
+                raise
+            timed = before
+            reason = f"how collectives and computing slow each other could not be timed: {error.outcome.message}"
             findings.append(
                 RunCode.CALIBRATION_INCOMPLETE.finding(
                     reason,
@@ -84,13 +88,9 @@ def run_calibration(
         )
 
     def read_log(one: CalibrationSettings, layout: Layout) -> NcclLog:
-        with _ended_job(one, console, starter, scratch, "Reading what NCCL chooses") as (
-            folder,
-            outcome,
-            stop,
-        ):
-            check_done(outcome, "its job failed", stop, console)
-            return _read_job_log(folder.path, one, layout)
+        with _temporary_job(one, starter, scratch) as job:
+            _run(job, console, starter)
+            return _read_job_log(job.folder.path, one, layout)
 
     cuda, processes, cores = settings.device == "cuda", settings.job.per_node, usable_cores()
     choices, unread = _recorded_choices(settings, read_log) if cuda else ((), ())
@@ -161,7 +161,10 @@ def _recorded_choices(
         except StoppedError:
             raise
         except DpscopeError as error:
-            reason = f"what NCCL chose on {layout.devices} devices was not recorded: {error}"
+            cause = str(error)
+            if isinstance(error, JobFailedError):
+                cause = f"its job failed: {error.outcome.message}"
+            reason = f"what NCCL chose on {layout.devices} devices was not recorded: {cause}"
             findings.append(_choices_not_read(reason))
         else:
             choices.append(CalibratedChoices(layout.devices, layout.nodes, log))
@@ -197,15 +200,11 @@ def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -
 
 
 @contextmanager
-def _ended_job(
-    settings: CalibrationSettings,
-    console: Console,
-    starter: JobStarter,
-    scratch: Path | None,
-    title: str,
-) -> Iterator[tuple[JobFolder, JobOutcome, StopRequest]]:
-    """Run a job to its end in a temporary folder; in `scratch` if several nodes read it, else a
-    local one, which is faster.
+def _temporary_job(
+    settings: CalibrationSettings, starter: JobStarter, scratch: Path | None
+) -> Iterator[Job]:
+    """A job in a temporary folder; in `scratch` if several nodes read it, else a local one, which
+    is faster.
     """
     shared = None if starter.count == 1 else scratch
     folder = JobFolder(
@@ -215,25 +214,25 @@ def _ended_job(
     )
     try:
         write_json(folder.settings_path, settings)
-        stop = StopRequest()
-        with stop.listening():
-            outcome = attend_job(
-                _job(settings, folder), settings.timeout_s, title, stop, console, starter
-            )
-        yield folder, outcome, stop
+        yield _job(settings, folder)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _run(job: Job, console: Console, starter: JobStarter) -> None:
+    JobQueue([job], console, starter, all_or_nothing="nothing is saved").run_all()
 
 
 def _job(settings: CalibrationSettings, folder: JobFolder) -> Job:
     layout = settings.job
     return Job(
-        name="calibration",
-        program=("-m", "dpscope.launch.calibration.worker", str(folder.path)),
+        name="NCCL's choices" if settings.nccl_log else "calibration",
+        program=Assignment(task="calibrate", out=str(folder.path)).program,
         folder=folder,
         threads=max(1, usable_cores() // layout.per_node),
         processes=layout.devices,
         nodes=layout.nodes,
+        timeout_s=settings.timeout_s,
     )
 
 
@@ -245,15 +244,3 @@ def planned_calibrations(scratch: Path) -> Sequence[Job]:
         for folder in folders
     ]
     return [_job(settings, folder) for settings, folder in stored if settings is not None]
-
-
-def collectives_without_contention(
-    outcome: JobOutcome, folder: JobFolder
-) -> TimedCollectives | None:
-    """What a failed job had timed before contention; None if it was stopped, did not fail or had
-    timed nothing.
-    """
-    if outcome.status in ("ok", "interrupted"):
-        return None
-    timed = read_json_if_there(collectives_path(folder), TimedCollectives)
-    return timed if timed is not None and timed.points else None

@@ -1,25 +1,19 @@
-"""One process of a calibration job under torchrun, in the folder of its only argument; rank 0
-writes the results.
-"""
+"""The calibration that a worker takes part in, in its job's own folder. Imports no torch."""
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from dpscope.launch.jobs.parent_death import die_with_job
-
-if __name__ == "__main__":
-    die_with_job()  # before the imports below, which take longer than it takes to kill a job
-
-from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, starting_up, work
+from dpscope.launch.jobs.assignment import Assignment
+from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, starting_up
 from dpscope.profiling.records.calibration import CalibrationSettings, TimedCollectives
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import JobFolder
 
 
-def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Task]:
-    folder = JobFolder(Path(arguments[0]))
+def calibration_task(assignment: Assignment) -> tuple[JobFolder, Task]:
+    """The folder and the task of a process that times collectives."""
+    folder = JobFolder(assignment.folder)
     return folder, partial(_calibrate, folder, read_json(folder.settings_path, CalibrationSettings))
 
 
@@ -51,7 +45,3 @@ def log_variables(folder: Path) -> dict[str, str]:
 def collectives_path(folder: JobFolder) -> Path:
     """The file with a job's collectives while it times contention."""
     return folder.path / "collectives.json"
-
-
-if __name__ == "__main__":
-    work(_read)

@@ -63,7 +63,7 @@ class EqualRequest(options.NodeOptions):
 
 
 def equal(request: EqualRequest) -> None:
-    from dpscope.launch.equality.run import equality_settings, run_equality
+    from dpscope.launch.learning.equal_run import equality_settings, run_equality
 
     console = open_console(stderr=request.output_format == "json")
     place = this_node(request)
@@ -83,7 +83,7 @@ def equal(request: EqualRequest) -> None:
 
 def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine, and the samples by the batch and the steps."""
-    from dpscope.launch.equality.run import DEFAULTS, EQUALITY_BATCH_SIZES
+    from dpscope.launch.learning.equal_run import DEFAULTS, EQUALITY_BATCH_SIZES
     from dpscope.launch.planning.cells import DEFAULT_MODELS
     from dpscope.launch.planning.run_config import load_config
 

@@ -87,7 +87,7 @@ def run(request: RunRequest) -> None:
         check_limit(request.detect_limit)
         change, settings = parse_change(request.detect), first_round(settings)
     if request.dry_run:
-        describe_plan(settings, out, console, request.fresh, nodes)
+        describe_plan(settings, out, console, request.fresh, nodes, request.flags, request.config)
         return
     mirror: CellMirror | None = None
     if request.wandb or request.wandb_online:

@@ -145,9 +145,9 @@ def _plan(out: Path) -> "list[Job]":
     is sent a command.
     """
     from dpscope.launch.calibration.run import planned_calibrations
-    from dpscope.launch.equality.run import planned_comparisons
+    from dpscope.launch.learning.equal_run import planned_comparisons
+    from dpscope.launch.learning.train_plan import planned_trainings
     from dpscope.launch.measuring.run import planned_cells
-    from dpscope.launch.training.planned_jobs import planned_trainings
 
     jobs: list[Job] = []
     for planned in (planned_calibrations, planned_comparisons, planned_cells, planned_trainings):

@@ -43,9 +43,8 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
 
 
 def train(request: TrainRequest) -> None:
-    from dpscope.launch.training.cells import load_train_config
-    from dpscope.launch.training.planned_jobs import describe_trainings
-    from dpscope.launch.training.run import run_trainings
+    from dpscope.launch.learning.train_plan import describe_trainings, load_train_config
+    from dpscope.launch.learning.train_run import run_trainings
 
     options.check_targets(target_accuracy=request.target_accuracy)
     settings = load_train_config(request.config, request.flags)
@@ -74,7 +73,7 @@ def train(request: TrainRequest) -> None:
 
 def defaults() -> dict[str, str]:
     """By option; `None` is chosen for the machine."""
-    from dpscope.launch.training.cells import TRAINING_BATCH_SIZE, load_train_config
+    from dpscope.launch.learning.train_plan import TRAINING_BATCH_SIZE, load_train_config
 
     chosen, others = (
         config_defaults(load_train_config(None, {"data": data})) for data in ("digits", "cifar10")

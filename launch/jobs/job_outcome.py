@@ -25,7 +25,6 @@ from dpscope.profiling.store.folders import JobFolder
 
 STARTED_AT_VARIABLE = "DPSCOPE_STARTED_AT"  # Unix time at which torchrun was started
 PROGRESS_NAME = "progress.txt"
-JOB_NAME = "job.txt"  # which job measures here
 NO_NOTE = 74  # EX_IOERR: exit status of a process that could not write why it failed
 
 _LONGEST_MESSAGE = 400
@@ -137,7 +136,7 @@ def read_progress(folder: Path) -> str | None:
 
 def remove_job_files(folder: Path) -> None:
     """Remove the notes and the progress of a finished job."""
-    for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME, folder / JOB_NAME]:
+    for path in [*folder.glob("failure_*.json"), folder / PROGRESS_NAME]:
         path.unlink(missing_ok=True)
 
 

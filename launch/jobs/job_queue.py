@@ -5,11 +5,11 @@ Imports no torch.
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from rich.console import Console
@@ -22,7 +22,6 @@ from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
 from dpscope.profiling.records.run import CellResult, Environment, Host
 from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder, remove_temporaries
 
 _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
@@ -89,7 +88,7 @@ def attend_job(
     with console.status(Text(f"{title}: starting"), refresh_per_second=2) as status:
         running = starter.start(job)
 
-        def show(state: str | None, left_s: float | None = left_s) -> None:
+        def show(state: str | None) -> None:
             passed_s = time.monotonic() - began_s
             left = (
                 ""
@@ -102,8 +101,6 @@ def attend_job(
 
         try:
             how, exit_status = running.wait(timeout_s, show, lambda: stop.requested)
-            if how in ("stopped", "timed_out") and job.grace_s > 0:
-                running.ask_to_end(job.grace_s, lambda state: show("saving", left_s=None))
         finally:
             warn_about_leftover_processes(running.end(), console)
         before = running.memory_kills_before
@@ -116,8 +113,16 @@ def attend_job(
         return outcome
 
 
+class JobFailedError(DpscopeError):
+    """A job failed without which its command has no result."""
+
+    def __init__(self, message: str, outcome: JobOutcome) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
 def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Console) -> None:
-    """Raise DpscopeError with `what` failed and the reason, unless a job is done; prints the last
+    """Raise JobFailedError with `what` failed and the reason, unless a job is done; prints the last
     lines of the failed ranks.
 
     If a signal ended the job, raises StoppedError and prints nothing.
@@ -128,7 +133,7 @@ def check_done(outcome: JobOutcome, what: str, stop: StopRequest, console: Conso
         raise StoppedError(f"{what}: interrupted", stop.exit_status)
     for line in outcome.log_tail:
         console.print(Text(line, style="dim"), soft_wrap=True)
-    raise DpscopeError(f"{what}: {outcome.message}")
+    raise JobFailedError(f"{what}: {outcome.message}", outcome)
 
 
 def warn_about_leftover_processes(processes: Sequence[int], console: Console) -> None:
@@ -154,6 +159,8 @@ def duration_text(seconds: float) -> str:
 
 JobT = TypeVar("JobT", bound=Job)
 ResultT = TypeVar("ResultT", CellResult, TrainResult)
+Watch = Callable[[str | None], str | None]
+"""As `attend_job` takes it."""
 
 
 @dataclass(frozen=True)
@@ -196,88 +203,107 @@ def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterat
         yield
 
 
-class JobQueue(ABC, Generic[JobT, ResultT]):
-    """Runs jobs in order; a subclass defines how they are prepared and recorded."""
+class JobQueue(Generic[JobT]):
+    """The jobs of a command, run in order, each followed to its end."""
 
     def __init__(
         self,
         jobs: Sequence[JobT],
-        timeout_s: float,
         console: Console,
         starter: JobStarter = THIS_HOST,
+        watch: Callable[[JobT], Watch] = lambda job: lambda state: state,
+        all_or_nothing: str = "",
     ) -> None:
-        """`timeout_s` is each job's time limit."""
-        self.jobs, self.console, self.starter, self.timeout_s = jobs, console, starter, timeout_s
+        """`watch` follows a job while it runs. `all_or_nothing` is what a failed job means for the
+        whole command, which it then ends, such as "nothing is compared".
+        """
+        self.jobs, self.console, self.starter = jobs, console, starter
         self.stop = StopRequest()
         # the jobs that ended well, and how long they ran
         self.took_s: list[tuple[JobT, float]] = []
+        self._watch, self._all_or_nothing = watch, all_or_nothing
+        self._failed: list[tuple[JobT, JobOutcome]] = []
 
-    @abstractmethod
-    def finished(self, job: JobT) -> ResultT | None:
-        """The stored result of a job that need not run, also of one that was done by hand since it
-        was planned.
-        """
+    def run_all(self) -> None:
+        """Run the jobs of a command that needs all of them."""
+        for _ in self.work_off():
+            pass
 
-    @abstractmethod
-    def prepare(self, job: JobT) -> None:
-        """Clear the job's folder of an earlier attempt's files."""
+    def work_off(self) -> Iterator[JobT]:
+        """Run the jobs that are not finished; yields every job that is reached, in order, once it
+        is over.
 
-    @abstractmethod
-    def failed(self, job: JobT, outcome: JobOutcome, took_s: float) -> ResultT:
-        """The result, to be stored, of a job that has not ended well."""
-
-    @abstractmethod
-    def time_left_s(self, index: int) -> float | None:
-        """Estimated time of the job at `index` and those after it; None while unknown."""
-
-    def reason_to_skip(self, job: JobT) -> str | None:
-        """Why a job would fail as an earlier one did; None if it may succeed."""
-        return None
-
-    def watch(self, job: JobT) -> Callable[[str | None], str | None]:
-        """As `attend_job` takes it."""
-        return lambda state: state
-
-    def work_off(self) -> Iterator[ResultT]:
-        """Run the jobs that are not done; yields the result of every job that is reached, in
-        order.
+        Raises JobFailedError for a failure that ends the command, StoppedError if a signal does.
         """
         with self.stop.listening():
             for index, job in enumerate(self.jobs):
-                yield self.finished(job) or self._attempt(index, job)
+                if not job.finished:
+                    self._attempt(index, job)
+                yield job
                 if self.stop.requested or self.starter.lost is not None:
                     break
 
-    def _attempt(self, index: int, job: JobT) -> ResultT:
-        """Run a job; its start and its end are lines of their own, on a terminal only where it does
-        not end well.
+    def _attempt(self, index: int, job: JobT) -> None:
+        """Run a job; its start and its end are separate lines, on a terminal only where it does not
+        end well.
         """
-        self.prepare(job)
+        job.prepare()
         title, left_s = f"[{index + 1}/{len(self.jobs)}] {job.name}", self.time_left_s(index)
         if not self.console.is_terminal:
             left = "" if left_s is None else f", about {duration_text(left_s)} left"
             self.console.print(Text(f"{title}: started{left}"))
         started_s = time.monotonic()
-        if (reason := self.reason_to_skip(job)) is not None:
-            outcome = JobOutcome("skipped", reason)
-        else:
-            watch, stop = self.watch(job), self.stop
-            outcome = attend_job(
-                job, self.timeout_s, title, stop, self.console, self.starter, watch, left_s
-            )
-        took_s = time.monotonic() - started_s
-        result = self.finished(job) if outcome.status == "ok" else None
-        if result is not None:
+        outcome = self._run(job, title, left_s)
+        took_s, message = time.monotonic() - started_s, outcome.message
+        if outcome.status == "ok":
             self.took_s.append((job, took_s))
         else:
-            result = self.failed(job, outcome, took_s)
-            write_json(job.folder.result_path, result)
-        if result.status != "ok" or not self.console.is_terminal:
-            mark = (result.status.replace("_", " "), _STYLES.get(result.status, "red"))
-            text = f" in {duration_text(took_s)}" + (
-                f": {result.message}" if result.message else ""
-            )
+            self._failed.append((job, outcome))
+            message = job.store_failure(outcome, took_s)
+            if self._all_or_nothing:
+                what = f"{job.name} failed, {self._all_or_nothing}"
+                check_done(outcome, what, self.stop, self.console)
+        if outcome.status != "ok" or not self.console.is_terminal:
+            mark = (outcome.status.replace("_", " "), _STYLES.get(outcome.status, "red"))
+            text = f" in {duration_text(took_s)}" + (f": {message}" if message else "")
             self.console.print(Text.assemble(f"{title}: ", mark, text), soft_wrap=True)
-        if result.status not in ("ok", "skipped"):
+        if outcome.status not in ("ok", "skipped"):
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)
-        return result
+
+    def _run(self, job: JobT, title: str, left_s: float | None) -> JobOutcome:
+        if (reason := self._reason_to_skip(job)) is not None:
+            return JobOutcome("skipped", reason)
+        return attend_job(
+            job,
+            job.timeout_s,
+            title,
+            self.stop,
+            self.console,
+            self.starter,
+            self._watch(job),
+            left_s,
+        )
+
+    def _reason_to_skip(self, job: JobT) -> str | None:
+        reasons = (job.fails_like(failed, outcome) for failed, outcome in self._failed)
+        return next(filter(None, reasons), None)
+
+    def time_left_s(self, index: int) -> float | None:
+        """Estimated time of the job at `index` and those after it: the last time of one like it,
+        else its estimate, scaled by the ratio so far, or the mean of all; None while unknown.
+
+        In that ratio the estimate itself counts as one job: the first job alone, which reads torch
+        from a cold disk, says little.
+        """
+        took_s = {job.alike: seconds for job, seconds in self.took_s}
+        left = [
+            job for job in self.jobs[index:] if not job.done and self._reason_to_skip(job) is None
+        ]
+        estimates_s = {job.alike: job.estimate_s for job in self.jobs if job.estimate_s is not None}
+        if not estimates_s:
+            mean_s = fmean(took_s.values()) if took_s else None
+            return None if mean_s is None else sum(took_s.get(job.alike, mean_s) for job in left)
+        usual_s = fmean(estimates_s.values())
+        known_s = sum(estimates_s[name] for name in took_s)
+        ratio = (sum(took_s.values()) + usual_s) / (known_s + usual_s)
+        return sum(took_s.get(job.alike, estimates_s[job.alike] * ratio) for job in left)

@@ -1,6 +1,5 @@
 """The devices one process of a job drives, and the process group it joins."""
 
-import io
 import math
 import os
 from collections.abc import Sequence
@@ -159,41 +158,16 @@ def rank_0_value(number: int, device: torch.device) -> int:
     return int(value.item())
 
 
-def all_ranks_numbers(
-    own: Sequence[int], device: torch.device, group: distributed.ProcessGroup | None = None
-) -> list[tuple[int, ...]]:
+def all_ranks_numbers(own: Sequence[int], device: torch.device) -> list[tuple[int, ...]]:
     """Each rank's numbers, equally many, in the order of the ranks; only this process's without a
     process group.
     """
     if not distributed.is_initialized():
         return [tuple(own)]
     value = torch.tensor(own, dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(value) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(everyone, value, group=group)
+    everyone = [torch.empty_like(value) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(everyone, value)
     return [tuple(one.tolist()) for one in everyone]
-
-
-def gather_states(own: Any, group: distributed.ProcessGroup) -> list[Any]:
-    """Tensors and plain values of each rank of a gloo group, on rank 0; empty on the others.
-
-    `torch.distributed.gather_object` would unpickle, and so execute, whatever arrives from the
-    network.
-    """
-    buffer = io.BytesIO()
-    torch.save(own, buffer)
-    content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-    sizes = [size for (size,) in all_ranks_numbers([len(content)], content.device, group)]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(content)] = content
-    everyone = (
-        [torch.empty_like(padded) for _ in sizes] if distributed.get_rank(group) == 0 else None
-    )
-    distributed.gather(padded, everyone, dst=0, group=group)
-    received = zip(everyone or [], sizes, strict=False)
-    return [
-        torch.load(io.BytesIO(one[:size].numpy().tobytes()), weights_only=True)
-        for one, size in received
-    ]
 
 
 def synchronise(devices: Sequence[torch.device]) -> None:

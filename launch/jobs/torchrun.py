@@ -3,6 +3,7 @@ Imports no torch.
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from dpscope.launch.jobs.job_outcome import (
     STARTED_AT_VARIABLE,
+    JobOutcome,
     JobWait,
     memory_kills,
     read_progress,
@@ -36,7 +38,10 @@ _KILL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A torchrun job. Those over several nodes are derived by each node from the run folder."""
+    """A torchrun job. Those over several nodes are derived by each node from the run folder.
+
+    A subclass says what of it is stored, and what follows from its failure.
+    """
 
     name: str
     program: tuple[str, ...]  # of each process, with its arguments: -m, a module, ...
@@ -46,12 +51,29 @@ class Job:
     nodes: int = 1  # among which the processes are divided
     max_restarts: int = 0
     run: RunFolder | None = None  # by which its leftover processes can be found
-    # for a job that is stopped or passes its time limit, to save what it has and to end by itself
-    grace_s: float = 0.0
+    timeout_s: float = math.inf  # its time limit
     done: bool = False  # its result was there when it was planned
+    alike: str = ""  # jobs with the same name here take equally long
+    estimate_s: float | None = None  # of its duration, before one like it has run
     node: int = 0  # of several nodes, the one that runs the command
     address: str = "HOST0"  # of node 0; this one is a placeholder
     port: int = 29501
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is stored, also by a job started by hand since it was planned."""
+        return False
+
+    def prepare(self) -> None:
+        """Clear its folder of an earlier attempt's files."""
+
+    def store_failure(self, outcome: JobOutcome, took_s: float) -> str:
+        """Store how it failed; returns the message to show."""
+        return outcome.message
+
+    def fails_like(self, failed: "Job", outcome: JobOutcome) -> str | None:
+        """Why it would fail as another job of the queue did; None if it may succeed."""
+        return None
 
     @property
     def per_node(self) -> int:

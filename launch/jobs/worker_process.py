@@ -42,8 +42,6 @@ class TorchrunPlace:
     began_s: float = field(default=0.0, compare=False)  # Unix time at which the job started
     # gets each pass at its start
     report: Callable[[str], None] = field(default=lambda state: None, compare=False)
-    # gets what to print at the end
-    conclude: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
 
 def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
@@ -60,7 +58,7 @@ def torchrun_place(environment: Mapping[str, str]) -> TorchrunPlace:
     except KeyError as missing:
         raise DpscopeError(
             f"{missing.args[0]} is not set: the worker runs under torchrun; start it with "
-            "python -m dpscope.launch.torchrun --nproc-per-node=N launch/worker.py ..."
+            "python -m dpscope.launch.torchrun --nproc-per-node=N -m dpscope.launch.worker ..."
         ) from missing
 
 
@@ -72,8 +70,9 @@ def planned_cell(
     """
     cells = {planned.cell.name: planned.cell for planned in plan if planned.skip_reason is None}
     if name not in cells:
-        raise DpscopeError(f"--cell {name}: not in {manifest}; it has {', '.join(cells)}")
+        raise DpscopeError(f"cell {name}: not in {manifest}; it has {', '.join(cells)}")
     check_process_count(cells[name], place)
+    check_nodes(cells[name], place)
     return cells[name]
 
 
@@ -90,8 +89,8 @@ def check_nodes(cell: Cell, place: TorchrunPlace) -> None:
     """Raise DpscopeError unless the job spans as many nodes as its cell."""
     if cell.per_device and cell.nodes != place.nodes:
         raise DpscopeError(
-            f"{cell.name} is a cell of {counted(cell.nodes, 'node')} and torchrun started {place.nodes}: give the flags of the "
-            "cell instead of --cell, which adds it as a separate cell"
+            f"{cell.name} is a cell of {counted(cell.nodes, 'node')} and torchrun started {place.nodes}; "
+            f"start it on {counted(cell.nodes, 'node')}"
         )
 
 
@@ -134,9 +133,8 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
         if place.rank == 0:
             write_text(folder.path / PROGRESS_NAME, state)
 
-    conclusions: list[str] = []
     try:
-        result = task(replace(place, began_s=began_s, report=report, conclude=conclusions.append))
+        result = task(replace(place, began_s=began_s, report=report))
         # before a result is stored: it may raise what the last collectives on a device failed with
         leave_group()
         if place.rank == 0:
@@ -145,7 +143,7 @@ def work(read_task: Callable[[Sequence[str], TorchrunPlace], tuple[JobFolder, Ta
             # dpscope does when all ranks have ended: another may fail yet
             if STARTED_AT_VARIABLE not in os.environ:
                 remove_job_files(folder.path)
-        sys.stdout.writelines(conclusions)
+                sys.stdout.write(f"Done: {folder.result_path}\n")
         # as the process ends, Python would visit all of torch's objects, for half a second
         gc.freeze()
     except Exception as error:

@@ -28,7 +28,7 @@ from dpscope.launch.jobs.process_group import (
     wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
-from dpscope.launch.measuring.worker_arguments import WorkerJob
+from dpscope.launch.measuring.assigned_cell import AssignedCell
 from dpscope.launch.planning.manifest import host_findings
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
@@ -42,7 +42,7 @@ from dpscope.profiling.machine import environment
 from dpscope.profiling.machine.host_memory import keep_freed_memory
 from dpscope.profiling.machine.interfaces import interfaces_to_others
 from dpscope.profiling.machine.nvml import open_nvml
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.matrix import Amp
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
@@ -72,7 +72,7 @@ _BF16_UNITS = (8, 0)  # compute capability of Ampere, the first with bf16 units
 class CellProcess:
     """One process of a cell, ready to train."""
 
-    job: WorkerJob
+    job: AssignedCell
     place: TorchrunPlace
     devices: tuple[torch.device, ...]  # all devices of this process
     model: nn.Module  # wrapped by the strategy
@@ -85,7 +85,7 @@ class CellProcess:
         synchronise(self.devices)
 
 
-def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
+def run_cell(job: AssignedCell, place: TorchrunPlace) -> CellResult | None:
     """Measure a cell in this process and save it; returns the result in global rank 0, after all
     ranks have saved theirs.
     """
@@ -114,12 +114,6 @@ def run_cell(job: WorkerJob, place: TorchrunPlace) -> CellResult | None:
     if place.rank > 0:
         return None
     _wait_for_all_files(job.folder, place.world_size)
-    if job.by_hand:
-        steps_us = [sample.step_us for sample in samples if sample.measuring_pass == "timed"]
-        step = f"median step {statistics.median(steps_us) / 1e3:.4g} ms ({counted(len(steps_us), 'step')})"
-        place.conclude(
-            f"{job.cell.name}, repeat {job.repeat}: {step}.\nNext: dpscope analyze {job.folder.run.path}\n"
-        )
     return CellResult(
         cell=job.cell, repeat=job.repeat, status="ok", duration_s=time.time() - place.began_s
     )
@@ -292,7 +286,7 @@ def _wait_for_all_files(
 
 
 def _prepare(
-    job: WorkerJob, place: TorchrunPlace, devices: tuple[torch.device, ...]
+    job: AssignedCell, place: TorchrunPlace, devices: tuple[torch.device, ...]
 ) -> tuple[CellProcess, dict[str, Any]]:
     """The process, ready to train, and the fields of its result that are known before it does."""
     workload, cell, device = cell_workload(job.config.workload, job.cell), job.cell, devices[0]
@@ -313,7 +307,7 @@ def _prepare(
 
 
 def _device_states(
-    job: WorkerJob, place: TorchrunPlace, own_process_ids: tuple[int, ...] | None
+    job: AssignedCell, place: TorchrunPlace, own_process_ids: tuple[int, ...] | None
 ) -> tuple[DeviceState, ...]:
     if job.kind == "cpu":
         return ()

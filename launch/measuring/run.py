@@ -3,7 +3,6 @@ repeats. Imports no torch.
 """
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.devices import resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import (
@@ -24,13 +24,12 @@ from dpscope.launch.jobs.job_queue import (
     duration_text,
     held,
 )
-from dpscope.launch.jobs.out_folder import check_run_place
-from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, Job
+from dpscope.launch.jobs.out_folder import check_run_place, locked
+from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.measuring import calibration
-from dpscope.launch.measuring.worker_arguments import WORKER_SETTINGS
 from dpscope.launch.planning import manifest as planning
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
-from dpscope.launch.planning.run_config import flag_name
+from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.data_files import check_data, download_data
 from dpscope.launch.workload.model_size import ModelSize, checked_model_size
 from dpscope.profiling.machine.conditions import condition_differences
@@ -40,13 +39,12 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
     Cell,
-    CellOptions,
     CellResult,
     CellStatus,
     Manifest,
     PlannedCell,
 )
-from dpscope.profiling.records.settings import idle_settings, settings_of, with_settings
+from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.records.turns import Order, balanced_orders
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import (
@@ -58,6 +56,7 @@ from dpscope.profiling.store.folders import (
     remove_written,
 )
 from dpscope.profiling.store.ownership import remove_report
+from dpscope.profiling.store.shown_text import complain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +66,44 @@ class CellJob(Job):
     folder: RepeatFolder
     cell: Cell
     repeat: int
+    batches_grow: bool = False  # of the run: larger ones are tried until one fails
 
     @property
-    def measured(self) -> CellResult | None:
-        """Its stored result, if it ended well."""
+    def finished(self) -> bool:
         result = self.folder.result()
-        return result if result is not None and result.status == "ok" else None
+        return result is not None and result.status == "ok"
+
+    def prepare(self) -> None:
+        self.folder.clear()
+
+    def store_failure(self, outcome: JobOutcome, took_s: float) -> str:
+        """Store it in place of what the job wrote, except its log."""
+        log_path = self.folder.log_path
+        remove_written(self.folder.run.path, self.folder.path, lambda path: path == log_path)
+        result = CellResult(
+            self.cell, self.repeat, outcome.status, took_s, outcome.message, outcome.log_tail
+        )
+        write_json(self.folder.result_path, result)
+        return outcome.message
+
+    def fails_like(self, failed: Job, outcome: JobOutcome) -> str | None:
+        """If this cell, or the same with a smaller batch, ran out of memory or time."""
+        what = _RECURS.get(outcome.status)
+        if what is None or not isinstance(failed, CellJob):
+            return None
+        if failed.cell == self.cell:
+            return f"{failed.cell.name} {what} in an earlier repeat"
+        shapes = {
+            (cell.strategy, cell.devices, cell.nodes, cell.options)
+            for cell in (failed.cell, self.cell)
+        }
+        larger = self.cell.batch_size > failed.cell.batch_size
+        if len(shapes) == 1 and larger and (outcome.status != "timed_out" or self.batches_grow):
+            return f"{failed.cell.name} {what} with a smaller batch"
+        return None
+
+
+_RECURS: dict[CellStatus, str] = {"timed_out": "timed out", "out_of_memory": "ran out of memory"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +163,13 @@ def plan_run(
     estimates = {cell: planning.estimate_cell(cell, resolved, kind, size) for cell in cells}
     threads, fewer = threads_per_process(resolved.matrix), repeats_by_cell or {}
     jobs = [
-        replace(job, done=not fresh and job.measured is not None)
+        replace(
+            job,
+            done=not fresh and job.finished,
+            timeout_s=resolved.measurement.timeout_s,
+            estimate_s=estimates[job.cell].duration_s,
+            batches_grow=resolved.matrix.batch_growth is not None,
+        )
         for job in _jobs(run, cells, repeats, threads, orders)
         if job.repeat < fewer.get(job.cell.name, repeats)
     ]
@@ -172,16 +209,17 @@ def _jobs(
 ) -> list[CellJob]:
     """All repeats of the cells in turns, each in its order; without orders in that of the cells."""
     turns = orders or [tuple(range(len(cells)))] * repeats
-    module = ("-m", "dpscope.launch.worker", "--out", str(run.path))
+    out = str(run.path)
     return [
         CellJob(
             name=f"{cell.name} repeat {repeat}",
-            program=(*module, "--cell", cell.name, "--repeat", str(repeat)),
+            program=Assignment(task="measure", out=out, cell=cell.name, repeat=repeat).program,
             folder=run.repeat(cell, repeat),
             threads=threads,
             processes=cell.processes,
             nodes=cell.nodes,
             run=run,
+            alike=cell.name,
             cell=cell,
             repeat=repeat,
         )
@@ -200,12 +238,18 @@ def planned_cells(out: Path) -> Sequence[Job]:
 
 
 def describe_plan(
-    config: RunConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+    config: RunConfig,
+    out: Path,
+    console: Console,
+    fresh: bool = False,
+    nodes: int = 1,
+    options: Mapping[str, object] | None = None,
+    config_path: Path | None = None,
 ) -> RunPlan:
     """Print and return the plan of a run, with its estimates and exact commands; starts nothing.
 
-    A command for each cell's first repeat to do, which works by hand: those of a run that has begun
-    name a cell of its manifest, others name all settings.
+    A command for each cell's first repeat to do, which works by hand: it begins the run, with the
+    `options` and the file that `config` was read from, unless it has begun.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
     planning.print_left_out(description.plan, console)
@@ -229,14 +273,20 @@ def describe_plan(
     begun = is_run_folder(out) and not fresh
     first_jobs = _first_of_each_cell(description.to_do)
     if len(first_jobs) < len(description.to_do):
-        console.print("A command for each cell; --repeat is the number of the repeat:")
+        console.print("A command for each cell; repeat is the number of the repeat:")
     for job in first_jobs:
-        command = (
-            job.command
-            if begun
-            else _standalone_command(description.config, job.cell, job.repeat, out)
-        )
-        console.print(Text(shlex.join(command)), soft_wrap=True)
+        if not begun:
+            by_hand = Assignment(
+                task="measure",
+                out=str(out),
+                cell=job.cell.name,
+                repeat=job.repeat,
+                options=options or {},
+                config=None if config_path is None else str(config_path),
+                nodes=nodes,
+            )
+            job = replace(job, program=by_hand.program)
+        console.print(Text(shlex.join(job.command)), soft_wrap=True)
     return description
 
 
@@ -266,46 +316,26 @@ def _first_of_each_cell(jobs: Sequence[CellJob]) -> list[CellJob]:
     return list(firsts.values())
 
 
-def _standalone_command(config: ResolvedConfig, cell: Cell, repeat: int, out: Path) -> list[str]:
-    """torchrun and a worker with flags for everything in which `config`, which is resolved, departs
-    from the defaults.
+def begin_by_hand(assignment: Assignment) -> None:
+    """Write the manifest of the run of a cell that is started by hand, unless another one has.
 
-    The threads are those of the whole run, which a worker that sees one cell cannot know. Over
-    several nodes the command is given on each, with its number and the first one's name.
+    Raises DpscopeError as `plan_run` does, also for a run that was begun with other settings or on
+    another machine.
     """
-    strategy = cell.traits.stands_for or cell.strategy
-    left_out = {*idle_settings(config), *(["amp"] if cell.options.amp else [])}
-    settings = [name for name in WORKER_SETTINGS if name not in left_out]
-    meeting = ("--node-rank=NODE", "--master-addr=HOST0", "--master-port=29501")
-    return [
-        *(
-            sys.executable,
-            "-m",
-            TORCHRUN_MODULE,
-            f"--nnodes={cell.nodes}",
-            *(meeting if cell.nodes > 1 else ()),
-        ),
-        *(
-            f"--nproc-per-node={cell.processes // cell.nodes}",
-            "-m",
-            "dpscope.launch.worker",
-            "--out",
-            str(out),
-        ),
-        *("--strategy", strategy, "--batch-size", str(cell.batch_size)),
-        *(("--devices", str(cell.devices)) if cell.traits.threaded else ()),
-        *_flags(config, RunConfig(), settings),
-        *_flags(cell.options, CellOptions(), CellOptions.__struct_fields__),
-        *("--threads", str(threads_per_process(config.matrix)), "--repeat", str(repeat)),
-    ]
-
-
-def _flags(chosen: msgspec.Struct, defaults: msgspec.Struct, names: Sequence[str]) -> list[str]:
-    values, usual = settings_of(chosen), settings_of(defaults)
-    flags = [(flag_name(name), values[name]) for name in names if values[name] != usual[name]]
-    return [
-        part for flag, value in flags for part in ([flag] if value is True else [flag, str(value)])
-    ]
+    out = assignment.folder
+    options = dict(assignment.options or {})
+    config = load_config(Path(assignment.config) if assignment.config else None, options)
+    plan = plan_run(config, out, nodes=assignment.nodes)  # mistakes, before anything is written
+    manifest = planning.new_manifest(
+        plan.config, plan.device_type, plan.threads, plan.plan, code=Path.cwd()
+    )
+    with locked(out, wait=True, note=complain):
+        if is_run_folder(out):
+            plan_run(config, out, nodes=assignment.nodes)
+            differences = condition_differences(RunFolder(out).manifest(), manifest)
+            planning.check_comparable(out, differences)
+        else:
+            write_json(RunFolder(out).manifest_path, manifest)
 
 
 def print_beginning(description: RunPlan, console: Console) -> None:
@@ -346,8 +376,9 @@ def run_sweep(
             _remove_measurements(run)
         _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)
         download_data(description.config.workload)
-        sweep = _Sweep(description, console, starter)
-        return Outcome(tuple(sweep.work_off()), sweep.stop, starter.lost)
+        sweep = JobQueue(description.jobs, console, starter)
+        results = [job.folder.result() for job in sweep.work_off()]
+        return Outcome(tuple(filter(None, results)), sweep.stop, starter.lost)
 
 
 def _remove_measurements(run: RunFolder) -> None:
@@ -425,57 +456,3 @@ def _open_manifest(
     )
     if updated != had:
         write_json(run.manifest_path, updated)
-
-
-class _Sweep(JobQueue[CellJob, CellResult]):
-    def __init__(self, plan: RunPlan, console: Console, starter: JobStarter) -> None:
-        super().__init__(plan.jobs, plan.config.measurement.timeout_s, console, starter)
-        self._estimates, self._growing = plan.estimates, plan.config.matrix.batch_growth is not None
-        self._failed_cells: dict[Cell, CellStatus] = {}  # that would fail again
-
-    def finished(self, job: CellJob) -> CellResult | None:
-        return job.measured
-
-    def prepare(self, job: CellJob) -> None:
-        job.folder.clear()
-
-    def failed(self, job: CellJob, outcome: JobOutcome, took_s: float) -> CellResult:
-        remove_written(
-            job.folder.run.path, job.folder.path, lambda path: path == job.folder.log_path
-        )
-        if outcome.status in ("out_of_memory", "timed_out"):
-            self._failed_cells.setdefault(job.cell, outcome.status)
-        return CellResult(
-            job.cell, job.repeat, outcome.status, took_s, outcome.message, outcome.log_tail
-        )
-
-    def reason_to_skip(self, job: CellJob) -> str | None:
-        """If this cell, or the same with a smaller batch, failed in a way that will recur."""
-        cell = job.cell
-        for failed, status in self._failed_cells.items():
-            shapes = {(one.strategy, one.devices, one.nodes, one.options) for one in (failed, cell)}
-            larger = cell.batch_size > failed.batch_size
-            what = "timed out" if status == "timed_out" else "ran out of memory"
-            if failed == cell:
-                return f"{failed.name} {what} in an earlier repeat"
-            if len(shapes) == 1 and larger and (status != "timed_out" or self._growing):
-                return f"{failed.name} {what} with a smaller batch"
-        return None
-
-    def time_left_s(self, index: int) -> float:
-        """Sum over the remaining jobs: the time of the same cell, else its estimate, scaled by the
-        ratio so far.
-
-        In that ratio the estimate itself counts as one job: the first job alone, which reads torch
-        from a cold disk, says little.
-        """
-        took_s = {job.cell: seconds for job, seconds in self.took_s}
-        estimates_s = {cell: estimate.duration_s for cell, estimate in self._estimates.items()}
-        usual_s = sum(estimates_s.values()) / len(estimates_s)
-        known_s = sum(estimates_s[cell] for cell in took_s)
-        ratio = (sum(took_s.values()) + usual_s) / (known_s + usual_s)
-        return sum(
-            took_s.get(job.cell, estimates_s[job.cell] * ratio)
-            for job in self.jobs[index:]
-            if not job.done and self.reason_to_skip(job) is None
-        )

@@ -61,14 +61,14 @@ are short instead.
 
 
 def resolve(
-    config: RunConfig, devices: Devices, on_this_host: int | None = None, nodes: int = 1
+    config: RunConfig,
+    devices: Devices,
+    nodes: int = 1,
 ) -> ResolvedConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming
     what cannot be.
 
-    `nodes` are the hosts that the command was started on, each with this one's devices. Of a job
-    started by hand that may span several hosts, `on_this_host` is how many of its processes, a
-    device each, run here.
+    `nodes` are the hosts that the command was started on, each with this one's devices.
     """
     workload, requested = resolved_workload(config.workload, devices.kind), config.measurement
     steps = requested.steps if requested.steps or requested.epochs else DEFAULT_STEPS[devices.kind]
@@ -76,7 +76,7 @@ def resolve(
     parts = {
         "workload": workload,
         "measurement": ResolvedMeasurement(**{**msgspec.structs.asdict(requested), **chosen}),
-        "matrix": resolved_matrix(config.matrix, devices, on_this_host, nodes),
+        "matrix": resolved_matrix(config.matrix, devices, nodes),
     }
     return ResolvedConfig(**{**msgspec.structs.asdict(config), **parts})
 
@@ -105,12 +105,16 @@ def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
 
 
 def resolved_matrix(
-    matrix: Matrix, devices: Devices, on_this_host: int | None = None, nodes: int = 1
+    matrix: Matrix,
+    devices: Devices,
+    nodes: int = 1,
 ) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError."""
     on_cpu = devices.kind == "cpu"
     _check_precisions(matrix.amp_variants, devices.kind)
-    if on_cpu and (mode := next((one for one in matrix.compile if one in BY_CUDA_GRAPHS), None)):
+    graphed = [mode for mode in matrix.compile if mode in BY_CUDA_GRAPHS]
+    if on_cpu and graphed:
+        mode = graphed[0]
         other = BY_CUDA_GRAPHS[mode]
         raise DpscopeError(
             f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}"
@@ -125,25 +129,15 @@ def resolved_matrix(
         whole_nodes = tuple(Layout(count, max(counts)) for count in doubling(nodes)[1:])
         layouts = whole_nodes if spans_nodes(matrix.strategies) else ()
     _check_layouts(counts, layouts, matrix.strategies, nodes)
-    if on_this_host is None:
-        _check_device_count(
-            "--devices", max((*counts, *(one.per_node for one in layouts))), devices
-        )
-    else:
-        _check_device_count("--nproc-per-node", on_this_host, devices)
+    _check_device_count(max((*counts, *(one.per_node for one in layouts))), devices)
     everywhere = {*counts, *(one.devices for one in layouts)}
     sizes = matrix.batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
     if matrix.scaling != "weak":
         multiple = math.lcm(*everywhere)  # a global batch that every device count divides
         if not matrix.batch_sizes:
             sizes = tuple(sorted({math.ceil(size / multiple) * multiple for size in sizes}))
-        for count, size in (
-            (count, size) for count in sorted(everywhere) for size in sizes if size % count
-        ):
-            raise DpscopeError(
-                f"--batch-size {size} with --scaling {matrix.scaling}: a global batch of {size} "
-                f"cannot be split over {counted(count, 'device')}; choose a multiple of {count}"
-            )
+        for count in sorted(everywhere):
+            _check_shares(sizes, count, matrix.scaling)
     chosen = {
         "devices": counts,
         "layouts": tuple(map(str, layouts)),
@@ -154,6 +148,16 @@ def resolved_matrix(
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         check_micro_batches(resolved)
     return resolved
+
+
+def _check_shares(sizes: Sequence[int], count: int, scaling: str) -> None:
+    """Raise DpscopeError for a global batch that so many devices cannot share equally."""
+    for size in sizes:
+        if size % count:
+            raise DpscopeError(
+                f"--batch-size {size} with --scaling {scaling}: a global batch of {size} "
+                f"cannot be split over {counted(count, 'device')}; choose a multiple of {count}"
+            )
 
 
 def check_idle_options(config: RunConfig, flags: Mapping[str, object], nodes: int = 1) -> None:
@@ -188,10 +192,8 @@ def _check_layouts(
             f"--devices {written}: {there} available, {most} are needed; start the same command on {counted(most, 'node')}, with "
             f"--nodes {most} or --nodes auto"
         )
-    given, example = (
-        f"--nodes {nodes} with --devices {written}",
-        f"{nodes}x{max(counts, default=1)}",
-    )
+    given = f"--nodes {nodes} with --devices {written}"
+    example = f"{nodes}x{max(counts, default=1)}"
     if nodes > most > 1:
         raise DpscopeError(
             f"{given}: only {most} of the nodes would be used; name counts over all of them, such as {example}, or give "
@@ -204,17 +206,21 @@ def _check_layouts(
         )
 
 
-def _check_device_count(flag: str, count: int, devices: Devices) -> None:
-    devices.check_present(count, f"{flag} {count}")
+def _check_device_count(count: int, devices: Devices) -> None:
+    devices.check_present(count, f"--devices {count}")
     most = max(8, 4 * usable_cores())
     if devices.count is None and count > most:
         raise DpscopeError(
-            f"{flag} {count}: on the CPU a device is a process, and this machine has {counted(usable_cores(), 'core')}: use "
+            f"--devices {count}: on the CPU a device is a process, and this machine has {counted(usable_cores(), 'core')}: use "
             f"{usable_cores()}; to try dpscope out, up to {most} are accepted"
         )
 
 
-def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[PlannedCell, ...]:
+def make_plan(
+    matrix: ResolvedMatrix,
+    samples: int,
+    kind: DeviceType,
+) -> tuple[PlannedCell, ...]:
     """The cells of a matrix, small batches first, variants together; batches are per device,
     `samples` an epoch's.
 
@@ -223,43 +229,46 @@ def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[P
     left to measure.
     """
     cells: dict[Cell, None] = {}
-    places = [
-        *((one, 1) for one in matrix.devices),
-        *((one.devices, one.nodes) for one in layouts_of(matrix)),
-    ]
+    places = [(count, 1) for count in matrix.devices]
+    places += [(layout.devices, layout.nodes) for layout in layouts_of(matrix)]
     for count, nodes in places:
-        whole = _sizes(matrix, samples // count) if matrix.scaling != "strong" else []
-        shares = (
-            [size // count for size in _sizes(matrix, samples)] if matrix.scaling != "weak" else []
-        )
+        whole: list[int] = []
+        shares: list[int] = []
+        if matrix.scaling != "strong":
+            whole = _sizes(matrix, samples // count)
+        if matrix.scaling != "weak":
+            shares = [size // count for size in _sizes(matrix, samples)]
         for size in (*whole, *shares):
             cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
         for size in shares:
-            cells |= dict.fromkeys(
-                one for one in _cells(matrix, kind, 1, size) if one.traits.baseline
-            )
-    planned = tuple(
-        PlannedCell(
-            cell=cell,
-            skip_reason=too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples),
-        )
-        for cell in sorted(
-            cells,
-            key=lambda one: (one.batch_size, one.devices, one.nodes, strategy_order(one.strategy)),
-        )
-    )
+            alone = _cells(matrix, kind, 1, size)
+            cells |= dict.fromkeys(cell for cell in alone if cell.traits.baseline)
+    planned = []
+    for cell in sorted(cells, key=_order):
+        reason = too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples)
+        planned.append(PlannedCell(cell=cell, skip_reason=reason))
     if all(entry.skip_reason for entry in planned):
-        needs = (
-            *map(_needs, matrix.strategies),
-            "a step takes no more samples than the data set has",
-        )
-        reasons = dict.fromkeys(entry.skip_reason for entry in planned) or needs
-        raise DpscopeError(
-            f"nothing to measure: --strategy {','.join(matrix.strategies)} with --devices "
-            f"{','.join((*map(str, matrix.devices), *matrix.layouts))} and batches "
-            f"{','.join(str(size) for size in matrix.batch_sizes)} leaves no cell; {'; '.join(map(str, reasons))}"
-        )
-    return planned
+        raise _nothing_to_measure(matrix, [str(entry.skip_reason) for entry in planned])
+    return tuple(planned)
+
+
+def _order(cell: Cell) -> tuple[int, int, int, int]:
+    """Small batches first, variants of a strategy together."""
+    return cell.batch_size, cell.devices, cell.nodes, strategy_order(cell.strategy)
+
+
+def _nothing_to_measure(matrix: ResolvedMatrix, skipped: Sequence[str]) -> DpscopeError:
+    needs = [
+        *map(_needs, matrix.strategies),
+        "a step takes no more samples than the data set has",
+    ]
+    reasons = "; ".join(dict.fromkeys(skipped or needs))
+    strategies = ",".join(matrix.strategies)
+    devices = ",".join((*map(str, matrix.devices), *matrix.layouts))
+    batches = ",".join(map(str, matrix.batch_sizes))
+    return DpscopeError(
+        f"nothing to measure: --strategy {strategies} with --devices {devices} and batches {batches} leaves no cell; {reasons}"
+    )
 
 
 def _needs(strategy: Strategy) -> str:
@@ -302,12 +311,15 @@ def threads_per_process(matrix: ResolvedMatrix) -> int:
 
 
 def plan_findings(
-    workload: Workload, matrix: ResolvedMatrix, kind: DeviceType, on_this_host: int | None = None
+    workload: Workload,
+    matrix: ResolvedMatrix,
+    kind: DeviceType,
 ) -> list[Finding]:
-    """Findings about what in this plan may mislead a reader; `on_this_host` as for `resolve`."""
+    """Findings about what in this plan may mislead a reader."""
     findings = []
-    largest, cores, in_all = max(matrix.counts), usable_cores(), workload.workers_total
-    here = matrix.most_on_a_node if on_this_host is None else on_this_host
+    largest, here = max(matrix.counts), matrix.most_on_a_node
+    cores = usable_cores()
+    in_all = workload.workers_total
     each = 0 if workload.data == "synthetic" else workload.workers
     workers = each * here if in_all is None or each == 0 else in_all
     if kind == "cpu" and here > cores:

@@ -210,18 +210,13 @@ def new_manifest(
     kind: DeviceType,
     threads: int,
     plan: Sequence[PlannedCell],
-    on_this_host: int | None = None,
     code: Path | None = None,
 ) -> Manifest:
-    """The manifest of a run that starts now, here; `on_this_host` as in `cells.resolve`, `code` as
-    in `collect_environment`.
-    """
+    """The manifest of a run that starts now, here; `code` as in `collect_environment`."""
     environment = collect_environment(
         open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=code
     )
-    findings = plan_findings(config.workload, config.matrix, kind, on_this_host)
-    if on_this_host is None:  # a cell started by hand is one of several
-        findings += baseline_findings(plan)
+    findings = [*plan_findings(config.workload, config.matrix, kind), *baseline_findings(plan)]
     table = config.reporting.published
     published = read_published(Path(table)) if table is not None else ()
     return Manifest(

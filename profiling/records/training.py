@@ -36,7 +36,7 @@ from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.typed_text import whole_numbers
 
 TRAIN_SCHEMA_VERSION = 1
-CHECKPOINT_FORMAT_VERSION = 2
+CHECKPOINT_FORMAT_VERSION = 3
 
 TRAINING_MAY_CHANGE = ("seeds", "epochs", "max_restarts", "timeout_s", "download")
 """Settings that may change when trainings are added or go on: rates do not depend on them."""

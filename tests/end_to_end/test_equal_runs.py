@@ -18,7 +18,7 @@ from rich.console import Console
 from dpscope.analysis.equality.data import load_equality
 from dpscope.analysis.equality.result import EqualityReport
 from dpscope.analysis.output.equality import show_equality
-from dpscope.launch.equality.run import equality_settings, run_equality
+from dpscope.launch.learning.equal_run import equality_settings, run_equality
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
 from dpscope.profiling.store.files import read_json, write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE
 from dpscope.launch.jobs.torchrun import Job, processes_with
 from dpscope.profiling.store.folders import JobFolder
@@ -24,27 +25,28 @@ def test_a_cell_with_loader_workers_ends_with_all_its_processes(
 ) -> None:
     processes = 2 if strategy == "ddp" else 1
     token = uuid.uuid4().hex
-    worker = [
-        "-m",
-        "dpscope.launch.worker",
-        "--strategy",
-        strategy.removesuffix("-host"),
-        "--data",
-        data,
-    ]
-    worker += (
-        f"--batch-size 4 --workers 2 --steps 4 --traced-steps 2 --out {tmp_path / 'run'}".split()
-    )
-    worker += (
-        ["--model", "tiny_models:tiny", "--samples", "96"]
+    options: dict[str, object] = {
+        "strategy": strategy.removesuffix("-host"),
+        "devices": "2",
+        "batch_size": "4",
+        "data": data,
+        "workers": 2,
+        "steps": 4,
+        "traced_steps": 2,
+    }
+    options |= (
+        {"model": "tiny_models:tiny", "samples": 96}
         if data == "fake"
-        else ["--model", "resnet8_cifar"]
+        else {"model": "resnet8_cifar"}
+    )
+    by_hand = Assignment(
+        task="measure", out=str(tmp_path / "run"), cell=f"{strategy}-d2-b4", options=options
     )
     with light_jobs():
         job = subprocess.Popen(
             Job(
                 name="",
-                program=(*worker,),
+                program=by_hand.program,
                 folder=JobFolder(tmp_path),
                 threads=1,
                 processes=processes,

@@ -16,8 +16,8 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from dpscope.launch.jobs.job_queue import Outcome
-from dpscope.launch.training.cells import load_train_config
-from dpscope.launch.training.run import run_trainings
+from dpscope.launch.learning.train_plan import load_train_config
+from dpscope.launch.learning.train_run import run_trainings
 from dpscope.launch.workload.models import build_model
 from dpscope.profiling.records.training import EpochRecord, TrainResult
 from dpscope.profiling.store.errors import DpscopeError

@@ -1,5 +1,6 @@
 """The worker started by hand, by path, under torchrun."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,31 @@ from tests.helpers.paths import ROOT
 from tests.helpers.ranks import free_port
 
 WORKER = ROOT / "launch" / "worker.py"
-TINY = [
-    "--model", "tiny_models:tiny", "--device", "cpu", "--steps", "3", "--traced-steps", "1", "--batch-size", "2",
-]  # fmt: skip
+TINY = {
+    "model": "tiny_models:tiny", "device": "cpu", "steps": 3, "traced_steps": 1, "batch_size": "2", "strategy": "ddp",
+    "devices": "2,2x1",
+}  # fmt: skip
 
 
-def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedProcess[str]":
+def assigned(out: Path, cell: str, repeat: int = 0, **options: object) -> str:
+    """The argument of a worker that measures a cell."""
+    assignment = {
+        "task": "measure",
+        "out": str(out),
+        "cell": cell,
+        "repeat": repeat,
+        "options": {**TINY, **options},
+        "nodes": 2,
+    }
+    return json.dumps(assignment)
+
+
+def by_hand(
+    out: Path, processes: int, cell: str, repeat: int = 0, **options: object
+) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "dpscope.launch.torchrun", f"--nproc-per-node={processes}"]
     return subprocess.run(
-        [*command, str(WORKER), *TINY, *options, "--out", str(out)],
+        [*command, str(WORKER), assigned(out, cell, repeat, **options)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -34,8 +51,9 @@ def by_hand(out: Path, processes: int, *options: str) -> "subprocess.CompletedPr
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a cell that was started by hand."""
     folder = tmp_path_factory.mktemp("by_hand") / "run"
-    ended = by_hand(folder, 2, "--strategy", "ddp")
+    ended = by_hand(folder, 2, "ddp-d2-b2")
     assert ended.returncode == 0, ended.stderr
+    assert f"Done: {folder}/cells/ddp-d2-b2/repeat0/result.json" in ended.stdout
     return folder
 
 
@@ -44,10 +62,10 @@ def test_a_cell_started_by_hand_is_a_run_that_others_must_fit(out: Path) -> None
     done = {
         planned.cell.name: len(run.done_repeats(planned.cell)) for planned in run.manifest().plan
     }
-    assert done == {"ddp-d2-b2": 1}
-    other = by_hand(out, 1, "--strategy", "single", "--momentum", "0.5")
+    assert done == {"ddp-d2-b2": 1, "ddp-d2-n2-b2": 0}
+    other = by_hand(out, 2, "ddp-d2-b2", repeat=1, momentum=0.5)
     assert other.returncode != 0
-    assert "was measured with momentum = 0.9, not 0.5" in other.stderr
+    assert "holds a run with --momentum 0.9, not --momentum 0.5" in other.stderr
     assert (
         "Traceback"
         not in other.stderr.partition("ChildFailedError")[0].partition("torch/distributed")[0]
@@ -80,9 +98,8 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
             "--rdzv-id=two",
             "--local-addr=127.0.0.1",
             str(WORKER),
-            *TINY,
+            assigned(out, "ddp-d2-n2-b2"),
         ),
-        *("--strategy", "ddp", "--out", str(out)),
     ]
     nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:

@@ -47,8 +47,8 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
     1.
     """
     from dpscope.launch.jobs.worker_process import leave_group
+    from dpscope.launch.measuring.assigned_cell import AssignedCell
     from dpscope.launch.measuring.cell import run_cell
-    from dpscope.launch.measuring.worker_arguments import WorkerJob
     from dpscope.launch.planning.run_config import load_config
     from dpscope.profiling.records.run import Cell
     from dpscope.profiling.store.files import read_json
@@ -59,7 +59,7 @@ def passes(strategy: str, out: Path, devices: int = 2) -> dict[str, Any]:
         None, {"model": "tiny_models:tiny", "steps": 3, "traced_steps": 1, "samples": 64}
     )
     folder = RunFolder(out).repeat(cell, 0)
-    job = WorkerJob(config=config, cell=cell, repeat=0, kind="cuda", threads=1, folder=folder)
+    job = AssignedCell(config=config, cell=cell, repeat=0, kind="cuda", threads=1, folder=folder)
     folder.path.mkdir(parents=True)
     passes: list[str] = []
 
@@ -223,7 +223,6 @@ def machine(out: Path) -> dict[str, Any]:
     from dpscope.launch.jobs import devices as jobs_devices
     from dpscope.launch.jobs.all_reduce_check import _reduce
     from dpscope.launch.measuring.cell import precision_findings
-    from dpscope.launch.training.checkpoint_state import rng_states, set_rng_states
     from dpscope.profiling.machine.environment import collect_environment, machine_findings
 
     DEVICES.peers = {(0, 1)}
@@ -241,7 +240,6 @@ def machine(out: Path) -> dict[str, Any]:
     unsupported = doctor._devices()
     DEVICES.built_for = ["sm_70"]
     devices = tuple(torch.device("cuda", index) for index in range(2))
-    set_rng_states(rng_states(devices), devices)
     reduced = ""
     try:
         _reduce("cuda", _place(1, 2))

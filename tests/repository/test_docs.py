@@ -15,7 +15,8 @@ from docs._tools.commands_docs import commands_page, parameters
 from docs._tools.pages import PAGES as GENERATED
 from dpscope.analysis.report.sections import SECTIONS
 from dpscope.launch.contents import COMMANDS, app
-from dpscope.launch.measuring import worker_arguments as worker_job
+from dpscope.launch.jobs.assignment import read_assignment
+from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.matrix import VARIANTS
 from dpscope.profiling.records.strategies import Strategy
 from tests.helpers.paths import ROOT
@@ -75,11 +76,13 @@ def test_dpscope_commands_parse() -> None:
 
 
 def test_worker_commands_parse() -> None:
-    found = behind("launch/worker.py", "dpscope.launch.worker")
-    assert len(found) >= 3
-    for page, words, rest in found:
-        assert worker_job._parser().parse_args(rest).out is not None, page
-        assert "dpscope.launch.torchrun" in words, page
+    found = behind("dpscope.launch.worker")
+    assert len(found) >= 2
+    for _, words, rest in found:
+        assignment = read_assignment(rest)
+        assert "dpscope.launch.torchrun" in words
+        if assignment.options is not None:
+            load_config(None, dict(assignment.options))
 
 
 def test_inline_commands_name_options_that_exist() -> None:

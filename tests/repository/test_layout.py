@@ -33,8 +33,7 @@ launch/workload: launch/jobs profiling/{instruments,records,store}
 launch/calibration: launch/jobs profiling/{machine,records,store}
 launch/planning: launch/{jobs,workload} profiling/{machine,records,store}
 launch/measuring: launch/{calibration,jobs,planning,workload} profiling/{instruments,machine,records,store}
-launch/training: launch/{jobs,planning,workload} profiling/{instruments,machine,mirrors,records,store}
-launch/equality: launch/{jobs,planning,workload} profiling/{records,store}
+launch/learning: launch/{jobs,planning,workload} profiling/{instruments,machine,mirrors,records,store}
 analysis/stats:
 analysis/text: profiling/{records,store}
 analysis/costs: analysis/{stats,text} profiling/{machine,records,store}
@@ -65,9 +64,9 @@ analysis: analysis/{cells,epoch_times,output,report,runs,stats} analysis/traces/
   analysis/what_if profiling/store
 launch/commands: analysis/{bundle,costs,output,epoch_times,report,runs,stats,text,what_if}
   analysis/traces/{ranks,reading}
-  launch/{attach,calibration,equality,jobs,measuring,nodes,planning,training}
+  launch/{attach,calibration,jobs,learning,measuring,nodes,planning}
   profiling/{machine,mirrors,records,store}
-launch: launch/{commands,jobs,measuring} profiling/{machine,store}
+launch: launch/{calibration,commands,jobs,learning,measuring} profiling/{machine,store}
 """
 
 

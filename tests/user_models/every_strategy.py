@@ -15,7 +15,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, distributed, nn
 
-from dpscope.launch.training.checkpoint_state import (
+from dpscope.launch.learning.train_state import (
     load_model_state,
     load_optimizer_state,
     whole_model_state,

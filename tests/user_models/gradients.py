@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dpscope.launch.training.loop import evaluate, shard
+from dpscope.launch.learning.loop import evaluate, shard
 from dpscope.launch.workload.image_sets import EpochSamples, FakeImages
 from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model

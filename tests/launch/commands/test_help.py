@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from dpscope.analysis.text.terminal import open_in_browser
 from dpscope.launch.commands.help_text import heading_of
 from dpscope.launch.contents import GROUPS, app
+from dpscope.launch.learning.train_plan import load_train_config
 from dpscope.launch.planning.run_config import load_config, out_folder
-from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.settings import HEADINGS
 from dpscope.profiling.store.errors import DpscopeError
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from dpscope.launch.commands.command import Command
 from dpscope.launch.contents import app
+from dpscope.launch.learning.train_plan import load_train_config
 from dpscope.launch.planning.run_config import flag_name, load_config
-from dpscope.launch.training.cells import load_train_config
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
 from dpscope.profiling.records.training import TrainConfig

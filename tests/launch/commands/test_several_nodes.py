@@ -10,14 +10,14 @@ import pytest
 
 from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
-from dpscope.launch.equality.run import equality_settings
+from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.torchrun import Job
+from dpscope.launch.learning.equal_run import equality_settings
+from dpscope.launch.learning.train_plan import load_train_config, plan_trainings
+from dpscope.launch.learning.train_run import open_train_manifest
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.training.cells import load_train_config
-from dpscope.launch.training.planned_jobs import plan_trainings
-from dpscope.launch.training.run import open_train_manifest
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import SETTINGS_NAME, JobFolder, RunFolder
@@ -77,7 +77,8 @@ def test_comparisons_and_calibrations(tmp_path: Path) -> None:
     assert all(one.name != "calibration" for one in _plan(tmp_path))
     write_json(JobFolder(folder).settings_path, timed)
     first, *others = _plan(tmp_path)
-    assert (first.name, first.command[-1], first.run) == ("calibration", str(folder), None)
+    assert (first.name, first.run) == ("calibration", None)
+    assert read_assignment(first.command[-1:]) == Assignment(task="calibrate", out=str(folder))
     assert [one.name for one in others] == [
         job.cell.name for job in settings.jobs if job.cell.nodes > 1
     ]

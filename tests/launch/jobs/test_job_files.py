@@ -150,7 +150,6 @@ def test_a_result_is_stored_after_the_rank_has_left_its_group_and_before_its_las
 
     def task(place: TorchrunPlace) -> CellResult:
         place.report("saving")
-        place.conclude("measured\n")
         return CellResult(Cell("ddp", 1, 2), 0, "ok", 1.0)
 
     def leave() -> None:
@@ -173,7 +172,7 @@ def test_a_result_is_stored_after_the_rank_has_left_its_group_and_before_its_las
     monkeypatch.setattr(gc, "freeze", lambda: None)
     work(lambda arguments, place: (folder, task))
     if not fails:
-        assert events == ["left, None", "measured, ok"]
+        assert events == ["left, None", f"Done: {folder.result_path}, ok"]
         assert list(tmp_path.iterdir()) == [folder.result_path]
         return
     assert events == ["left, None", "ended with 1"]

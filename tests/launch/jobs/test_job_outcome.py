@@ -1,7 +1,6 @@
 """How a job ended, by its result, notes and log; Python stands in for torchrun."""
 
 import io
-import re
 import sys
 import time
 from pathlib import Path
@@ -314,38 +313,6 @@ def test_jobs_by_their_results_and_exits(tmp_path: Path) -> None:
     leaves = f"{PASS}; {RESULT}; raise SystemExit(1)".format(folders["late"], "ok")
     late, _ = run_job(folders["late"], leaves)
     assert late == "it failed: torchrun ended with exit status 1 (in its timed pass)"
-
-
-SAVES = """
-import pathlib, signal, sys, time
-def save(*_):
-    time.sleep(1.7)
-    sys.exit()
-signal.signal(signal.SIGTERM, save)
-pathlib.Path({!r}).write_text("training")
-time.sleep(60)
-"""
-
-
-def test_the_live_line_counts_while_a_stopped_job_saves(tmp_path: Path) -> None:
-    request, console = StopRequest(), Console(file=io.StringIO(), width=200, force_terminal=True)
-
-    def watch(state: str | None) -> str | None:
-        request.requested |= state == "training"
-        return "epoch 1 of 9" if state == "training" else state
-
-    code = SAVES.format(str(tmp_path / PROGRESS_NAME))
-    job = Program(
-        name="job", program=("-c", code), folder=JobFolder(tmp_path), threads=1, grace_s=20.0
-    )
-    assert (
-        attend_job(job, 60.0, "A job", request, console, watch=watch, left_s=500.0).status
-        == "interrupted"
-    )
-    assert isinstance(console.file, io.StringIO)
-    shown = re.findall(r"A job: saving, (\d) s([^\r\n]*)", console.file.getvalue())
-    assert len({passed for passed, _ in shown}) > 1
-    assert not any("left" in after for _, after in shown)
 
 
 def test_a_slow_or_stopped_job_is_ended(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from torch import nn
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.measuring import cell as measured_cell
+from dpscope.launch.measuring.assigned_cell import AssignedCell
 from dpscope.launch.measuring.cell import CellProcess, precision_findings
-from dpscope.launch.measuring.worker_arguments import WorkerJob
 from dpscope.profiling.records.config import Measurement, RunConfig
 from dpscope.profiling.records.run import Cell, DeviceState
 from dpscope.profiling.store.folders import RepeatFolder
 
 
 def process_of(kind: DeviceType, model: nn.Module, step: Any, config: RunConfig) -> CellProcess:
-    job = WorkerJob(config, Cell("single", 1, 4), 0, kind, 1, RepeatFolder(Path(os.devnull)))
+    job = AssignedCell(config, Cell("single", 1, 4), 0, kind, 1, RepeatFolder(Path(os.devnull)))
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
     devices = (torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"),)
     return CellProcess(job, place, devices, model, step)

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import io
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,23 +11,25 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.job_queue import THIS_HOST, duration_text
+from dpscope.launch.jobs.job_queue import JobQueue, duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
-from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring import run, worker_arguments
+from dpscope.launch.jobs.worker_process import TorchrunPlace, torchrun_place
+from dpscope.launch.measuring import assigned_cell as assigned_cell_module
+from dpscope.launch.measuring import run
+from dpscope.launch.measuring.assigned_cell import AssignedCell, assigned_cell
+from dpscope.launch.measuring.cell import _wait_for_all_files
 from dpscope.launch.measuring.run import RunPlan, describe_plan, plan_run, planned_cells
-from dpscope.launch.measuring.worker_arguments import WorkerJob, job_from_arguments
-from dpscope.launch.planning import cells as plan
 from dpscope.launch.planning import manifest
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult
-from dpscope.profiling.records.settings import settings_of
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.nvml_records import TwoGpuNvml
+from tests.helpers.run_cells import rank_result
 
 TINY: dict[str, object] = {
     "device": "cpu",
@@ -41,32 +44,31 @@ def described(
     out: Path, width: int = 1000, **flags: object
 ) -> tuple[RunPlan, str, list[list[str]]]:
     """The plan of a run, what is printed of it, and the words of its commands."""
-    printed = io.StringIO()
-    description = describe_plan(
-        load_config(None, {**TINY, **flags}), out, Console(file=printed, width=width)
-    )
+    printed, options = io.StringIO(), {**TINY, **flags}
+    config, console = load_config(None, options), Console(file=printed, width=width)
+    description = describe_plan(config, out, console, options=options)
     commands = [
-        line.split()
+        shlex.split(line)
         for line in printed.getvalue().splitlines()
         if "dpscope.launch.torchrun" in line
     ]
     return description, printed.getvalue(), commands
 
 
-def job_of(command: list[str], out: Path) -> WorkerJob:
+def job_of(command: list[str], out: Path) -> AssignedCell:
     """The job of a command's process, started in another run folder."""
     processes = int(command[command.index("--nnodes=1") + 1].removeprefix("--nproc-per-node="))
-    arguments = command[command.index("dpscope.launch.worker") + 1 :]
-    arguments[arguments.index("--out") + 1] = str(out)
     place = TorchrunPlace(
         rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0
     )
-    return job_from_arguments(arguments, place)
+    assignment = read_assignment(command[-1:])
+    return assigned_cell(msgspec.structs.replace(assignment, out=str(out)), place)
 
 
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
+    """Whichever is first, the run that it begins is the one that was planned."""
     variants = {"accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": "5", "overlap": "on,off"}
-    description, _, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
+    description, _, commands = described(tmp_path / "run", data="fake", lr=0.5, **variants)
     firsts = [
         next(job for job in description.jobs if job.cell == cell) for cell in description.estimates
     ]
@@ -74,34 +76,105 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
     assert len(commands) == len(firsts) == 8
     assert not (tmp_path / "run").exists()
     for index, (job, command) in enumerate(zip(firsts, commands, strict=True)):
-        by_hand = job_of(command, tmp_path / str(index))
+        by_hand = job_of(command, tmp_path / str(index % 3))
         assert (by_hand.cell, by_hand.repeat) == (job.cell, job.repeat)
-        assert by_hand.threads == description.threads
-        same = (
-            "model",
-            "data",
-            "samples",
-            "steps",
-            "learning_rate",
-            "momentum",
-            "traced_steps",
-            "seed",
-            "workers",
-        )
-        parsed, planned = settings_of(by_hand.config), settings_of(description.config)
-        assert {name: parsed[name] for name in same} == {name: planned[name] for name in same}
+        assert (by_hand.threads, by_hand.config) == (description.threads, description.config)
+        assert RunFolder(tmp_path / str(index % 3)).manifest().plan == description.plan
 
 
-def test_the_commands_of_a_dry_run_compute_with_the_runs_threads(
+def test_a_cell_by_hand_must_fit_the_run_that_has_begun(tmp_path: Path) -> None:
+    _, _, (first, *_) = described(tmp_path / "run", strategy="single", devices="1")
+    by_hand = job_of(first, tmp_path / "run")
+    manifest = RunFolder(tmp_path / "run").manifest()
+    _, _, (other, *_) = described(tmp_path / "other", strategy="single", devices="1", momentum=0.5)
+    with pytest.raises(
+        DpscopeError, match=r"holds a run with --momentum 0\.9, not --momentum 0\.5"
+    ):
+        job_of(other, tmp_path / "run")
+    result = CellResult(by_hand.cell, 0, "ok", duration_s=1.0)
+    write_json(by_hand.folder.result_path, result)
+    with pytest.raises(DpscopeError, match="repeat 0 of single-d1-b4 is measured already"):
+        job_of(first, tmp_path / "run")
+    another = msgspec.structs.replace(manifest.environment, cpu_name="another")
+    changed = msgspec.structs.replace(manifest, environment=another)
+    write_json(RunFolder(tmp_path / "run").manifest_path, changed)
+    with pytest.raises(DpscopeError, match="begun with processor = another, not "):
+        job_of(first, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"model": "resnet19"}, "no such model"),
+        ({"data": "cifar10", "samples": None}, "--data cifar10"),
+        ({"batch_size": "65"}, "the data set has 64"),
+        ({"devices": "2x1"}, "one node is available, 2 are needed"),
+    ],
+)
+def test_mistakes_by_hand_leave_no_folder(
+    tmp_path: Path, flags: dict[str, object], expected: str
+) -> None:
+    assignment = Assignment(
+        task="measure", out=str(tmp_path / "run"), cell="ddp-d2-b4", options={**TINY, **flags}
+    )
+    place = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
+    with pytest.raises(DpscopeError, match=expected):
+        assigned_cell(assignment, place)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_ranks_wait_for_the_manifest_and_for_their_own_number_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 cores and up to 4 devices: 2 threads each, also in the first cell, which alone would have
-    4.
-    """
-    for module in (plan, worker_arguments):
-        monkeypatch.setattr(module, "usable_cores", lambda: 8)
-    _, _, commands = described(tmp_path / "run", devices="1,2,4")
-    assert [job_of(command, tmp_path / "run").threads for command in commands] == [2] * 5
+    monkeypatch.setattr(assigned_cell_module, "WAIT_FOR_RANK_0_S", 0.1)
+    out, options = tmp_path / "run", {**TINY, "devices": "2x1"}
+    assignment = Assignment(
+        task="measure", out=str(out), cell="ddp-d2-n2-b4", options=options, nodes=2
+    )
+    rank_0 = TorchrunPlace(0, 0, world_size=2, local_world_size=1, node=0, nodes=2)
+    rank_1 = replace(rank_0, rank=1, node=1)
+    with pytest.raises(DpscopeError, match=r"rank 0 has begun no run there in 0\.1 s"):
+        assigned_cell(assignment, rank_1)
+    of_0, of_1 = assigned_cell(assignment, rank_0), assigned_cell(assignment, rank_1)
+    assert (of_0.cell, of_0.folder.path) == (of_1.cell, of_1.folder.path)
+    on_one = replace(rank_0, local_world_size=2, nodes=1)
+    with pytest.raises(DpscopeError, match=r"is a cell of 2 nodes and torchrun started 1"):
+        assigned_cell(assignment, on_one)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x"], ["{"], ['{"task":"fly","out":"x"}']])
+def test_an_argument_that_is_no_job_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(DpscopeError, match="a worker takes one argument"):
+        read_assignment(arguments)
+
+
+def test_files_that_another_node_saved_elsewhere_are_named(tmp_path: Path) -> None:
+    folder = RepeatFolder(tmp_path)
+    write_json(folder.rank_path(0, 0), rank_result(0, 3))
+    with pytest.raises(
+        DpscopeError, match=r"lacks the files of rank 1, 2, which were saved: .* not a folder that"
+    ):
+        _wait_for_all_files(folder, world_size=3, timeout_s=0.1)
+    write_json(folder.rank_path(0, 1), rank_result(1, 3))
+    write_json(folder.rank_path(1, 2), rank_result(2, 3))
+    _wait_for_all_files(folder, world_size=3, timeout_s=0.1)
+
+
+def test_a_place_is_torchruns() -> None:
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+    ]
+    place = torchrun_place(dict(zip(names, "314212", strict=True)))
+    assert place == TorchrunPlace(
+        rank=3, local_rank=1, world_size=4, local_world_size=2, node=1, nodes=2
+    )
+    with pytest.raises(DpscopeError, match=r"start it with python -m dpscope.launch.torchrun"):
+        torchrun_place({})
 
 
 def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
@@ -117,7 +190,7 @@ def test_repeats_are_interleaved_and_commands_of_jobs_that_are_done_not_printed(
     jobs = tuple(replace(job, done=job.repeat == 0) for job in planned.jobs)
     monkeypatch.setattr(run, "plan_run", lambda *_, **__: replace(planned, jobs=jobs))
     _, _, commands = described(tmp_path / "run")
-    assert [command[-2:] for command in commands] == [["--repeat", "1"]] * 3
+    assert [read_assignment(command[-1:]).repeat for command in commands] == [1] * 3
 
 
 def test_a_run_goes_on_in_the_orders_it_was_begun_with(tmp_path: Path) -> None:
@@ -251,12 +324,10 @@ def test_gpus_are_compared_over_all_that_the_run_uses(monkeypatch: pytest.Monkey
 
 def test_a_job_done_by_hand_since_it_was_planned_is_not_run_again(tmp_path: Path) -> None:
     planned = plan_run(load_config(None, {**TINY, "strategy": "single", "devices": "1"}), tmp_path)
-    printed = Console(file=io.StringIO())
-    results = [CellResult(job.cell, job.repeat, "ok", 1.0) for job in planned.jobs]
-    for job, result in zip(planned.jobs, results, strict=True):
-        write_json(job.folder.result_path, result)
+    for job in planned.jobs:
+        write_json(job.folder.result_path, CellResult(job.cell, job.repeat, "ok", 1.0))
     assert len(planned.to_do) == 2
-    assert list(run._Sweep(planned, printed, THIS_HOST).work_off()) == results
+    assert tuple(JobQueue(planned.jobs, Console(file=io.StringIO())).work_off()) == planned.jobs
 
 
 def test_a_slow_first_job_does_not_double_the_estimate(tmp_path: Path) -> None:
@@ -264,12 +335,8 @@ def test_a_slow_first_job_does_not_double_the_estimate(tmp_path: Path) -> None:
     (10 + 10).
     """
     planned = plan_run(load_config(None, TINY), tmp_path)
-    estimates = {
-        cell: replace(estimate, duration_s=10.0) for cell, estimate in planned.estimates.items()
-    }
-    sweep = run._Sweep(
-        replace(planned, estimates=estimates), Console(file=io.StringIO()), THIS_HOST
-    )
+    jobs = [replace(job, estimate_s=10.0) for job in planned.jobs]
+    sweep = JobQueue(jobs, Console(file=io.StringIO()))
     assert sweep.time_left_s(0) == 60.0
-    sweep.took_s.append((planned.jobs[0], 20.0))
+    sweep.took_s.append((jobs[0], 20.0))
     assert sweep.time_left_s(1) == 20.0 + 4 * 15.0

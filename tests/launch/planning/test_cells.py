@@ -256,16 +256,6 @@ def test_too_few_cores_or_workers_are_a_finding(
     assert expected is None or expected in found[0].message
 
 
-def test_nodes_of_a_job_count_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 GPUs over two nodes are 4 for a node's 4 cores; on one node they are too many."""
-    monkeypatch.setattr(cells, "usable_cores", lambda: 4)
-    config = resolve(load_config(None, {"devices": "8"}), EIGHT_GPUS, on_this_host=4)
-    assert plan_findings(config.workload, config.matrix, "cuda", 4) == []
-    assert [one.code for one in plan_findings(config.workload, config.matrix, "cuda")] == [
-        "few_host_cores"
-    ]
-
-
 @pytest.mark.parametrize(
     ("machine", "flags", "refused"),
     [

@@ -2,7 +2,6 @@
 are cut.
 """
 
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -13,8 +12,6 @@ from torch import nn
 from dpscope.analysis.runs.counter_check import check_counters
 from dpscope.analysis.runs.traffic_check import reduced_bytes
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.measuring.worker_arguments import job_from_arguments
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.tasks import BuiltModel
@@ -22,36 +19,9 @@ from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.run import Cell, CellOptions, DdpCounters, ParameterSizes
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements
-from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.run_cells import traced_table
 
 HOST = Devices(kind="cpu", count=None)
-PAIR = TorchrunPlace(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
-
-
-def test_a_worker_by_hand_takes_the_same_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # outside a checkout: git is not called
-    plain = ["--strategy", "ddp", "--batch-size", "8", "--device", "cpu", "--out", str(tmp_path)]
-    chosen = ["--static-graph", "--overlap", "off", "--comm-hook", "bf16", "--accumulate", "2"]
-    job = job_from_arguments([*plain, *chosen], PAIR)
-    assert job.cell.name == "ddp-d2-b8-overlap-off-hook-bf16-static-graph-accumulate-2"
-    assert job_from_arguments(plain, PAIR).cell.name == "ddp-d2-b8"
-    manifest = RunFolder(tmp_path).manifest()
-    assert [planned.cell for planned in manifest.plan] == [
-        job.cell,
-        Cell(strategy="ddp", devices=2, batch_size=8),
-    ]
-    assert (manifest.config.matrix.overlap, manifest.config.matrix.accumulate) == (
-        ("on", "off"),
-        (1, 2),
-    )
-    with pytest.raises(
-        DpscopeError, match=r"--comm-hook none,fp16: a worker measures one variant; give one$"
-    ):
-        job_from_arguments([*plain, "--comm-hook", "fp16,none"], PAIR)
 
 
 def test_what_older_versions_stored_still_loads() -> None:

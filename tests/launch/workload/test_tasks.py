@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpscope.launch.training.loop import check_learnable
+from dpscope.launch.learning.loop import check_learnable
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.image_sets import EpochSamples, MadeSamples, check_classes, image_set
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream

@@ -21,12 +21,12 @@ from dpscope.analysis.output.tensorboard import export_tensorboard
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.report.calibration import save_calibration
 from dpscope.analysis.runs.run_data import load_run
-from dpscope.launch.equality.run import equality_settings, run_equality
 from dpscope.launch.jobs.out_folder import check_calibration_place
+from dpscope.launch.learning.equal_run import equality_settings, run_equality
+from dpscope.launch.learning.train_plan import load_train_config
+from dpscope.launch.learning.train_run import _remove_trainings, run_trainings
 from dpscope.launch.measuring.run import _remove_measurements, run_sweep
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.training.cells import load_train_config
-from dpscope.launch.training.run import _remove_trainings, run_trainings
 from dpscope.profiling.records.calibration import CalibrationPoint
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError

@@ -4,27 +4,36 @@ torch.
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.job_outcome import JobOutcome
-from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, held
+from dpscope.launch.jobs.job_queue import (
+    THIS_HOST,
+    JobQueue,
+    JobStarter,
+    Outcome,
+    Watch,
+    held,
+)
+from dpscope.launch.learning.train_plan import (
+    TrainJob,
+    TrainPlan,
+    plan_trainings,
+    print_train_plan,
+)
 from dpscope.launch.planning.manifest import check_comparable, hosts_findings
-from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoints import CheckpointFolder, restore_progress, verify
-from dpscope.launch.training.planned_jobs import TrainPlan, plan_trainings, print_train_plan
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.machine.conditions import machine_differences
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.mirrors.tensorboard_mirror import events_folder
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
     EpochRecord,
@@ -103,8 +112,18 @@ def run_trainings(
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
-        trainings = _Trainings(folder, manifest, description, console, mirrors, starter)
-        return Outcome(trainings.train(), trainings.stop, starter.lost)
+        progress = _Progress(folder, manifest, console, mirrors)
+        progress.write()
+        trainings = JobQueue(description.jobs, console, starter, progress.watch)
+        results = []
+        with contextlib.ExitStack() as stack:
+            for mirror in mirrors:
+                stack.callback(mirror.close)  # in any case, so that nothing written is lost
+            for job in trainings.work_off():
+                if (result := job.folder.result()) is not None:
+                    results.append(result)
+                    progress.write(result.findings)
+        return Outcome(tuple(results), trainings.stop, starter.lost)
 
 
 def _remove_trainings(folder: TrainFolder) -> None:
@@ -119,55 +138,32 @@ def _remove_trainings(folder: TrainFolder) -> None:
     folder.manifest_path.unlink()
 
 
-class _Trainings(JobQueue[TrainJob, TrainResult]):
-    """The jobs of one call; train.json follows them: every epoch of every training, in the order of
-    the plan.
+class _Progress:
+    """What all trainings have learned so far, shown and written to train.json and the mirrors as
+    they go on: every epoch, in the order of the plan.
     """
 
     def __init__(
         self,
         folder: TrainFolder,
         manifest: TrainManifest,
-        description: TrainPlan,
         console: Console,
         mirrors: Sequence[TrainingMirror],
-        starter: JobStarter,
     ) -> None:
-        super().__init__(description.jobs, description.config.timeout_s, console, starter)
-        self._mirrors, self._log_path = mirrors, folder.log_path
-        trainings = [(one.cell, seed) for seed in manifest.config.seeds for one in manifest.plan]
-        # so far
+        self._console, self._mirrors, self._log_path = console, mirrors, folder.log_path
         self._epochs = {
-            (cell.name, seed): folder.training(cell, seed).epochs() for cell, seed in trainings
+            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
+            for seed in manifest.config.seeds
+            for one in manifest.plan
         }
         self._findings = list(manifest.findings)
 
-    def train(self) -> tuple[TrainResult, ...]:
-        """Train what is not trained."""
-        self._write_log()
-        results = []
-        with contextlib.ExitStack() as stack:
-            for mirror in self._mirrors:
-                stack.callback(mirror.close)  # in any case, so that nothing written is lost
-            for result in self.work_off():
-                results.append(result)
-                self._findings += result.findings
-        self._write_log()
-        return tuple(results)
-
-    def _write_log(self) -> None:
+    def write(self, findings: Sequence[Finding] = ()) -> None:
+        self._findings += findings
         epochs = tuple(record for records in self._epochs.values() for record in records)
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
-    def finished(self, job: TrainJob) -> TrainResult | None:
-        return job.trained
-
-    def prepare(self, job: TrainJob) -> None:
-        job.folder.clear_attempt()
-        if job.resumption is not None:
-            restore_progress(job.resumption, job.folder)
-
-    def watch(self, job: TrainJob) -> Callable[[str | None], str | None]:
+    def watch(self, job: TrainJob) -> Watch:
         epochs, path = job.config.epochs, job.folder.epochs_path
         known, changed_ns = job.folder.epochs(), -1
 
@@ -176,12 +172,11 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
             nonlocal known, changed_ns
             written_ns = path.stat().st_mtime_ns if path.exists() else -1
             if written_ns != changed_ns and (records := job.folder.epochs()):
-                for record in () if self.console.is_terminal else records[len(known) :]:
-                    self.console.print(
-                        Text(f"{job.name} {_epoch_line(record, epochs)}"), soft_wrap=True
-                    )
+                for record in () if self._console.is_terminal else records[len(known) :]:
+                    line = Text(f"{job.name} {_epoch_line(record, epochs)}")
+                    self._console.print(line, soft_wrap=True)
                 known = self._epochs[job.cell.name, job.seed] = records
-                self._write_log()
+                self.write()
                 for mirror in self._mirrors:
                     mirror.write(records)
             changed_ns = written_ns
@@ -189,28 +184,6 @@ class _Trainings(JobQueue[TrainJob, TrainResult]):
             return f"epoch {epoch} of {epochs}" if state == "training" else state
 
         return look
-
-    def failed(self, job: TrainJob, outcome: JobOutcome, took_s: float) -> TrainResult:
-        last = CheckpointFolder(job.folder.checkpoints_path).last
-        saved = (
-            f"saved at the end of epoch {verify(last).epochs}"
-            if last.exists()
-            else "nothing was saved yet"
-        )
-        return TrainResult(
-            cell=job.cell,
-            seed=job.seed,
-            status=outcome.status,
-            epochs=len(job.folder.epochs()),
-            duration_s=took_s,
-            message=f"{outcome.message}; {saved}",
-            log_tail=outcome.log_tail,
-        )
-
-    def time_left_s(self, index: int) -> float | None:
-        """The average time of the finished trainings, for each that is left."""
-        left = sum(not job.done for job in self.jobs[index:])
-        return left * fmean(took_s for _, took_s in self.took_s) if self.took_s else None
 
 
 def _epoch_line(record: EpochRecord, epochs: int) -> str:

@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LinearLR, MultiStepLR
 
 from dpscope.launch.workload.image_sets import EpochSamples, ImageSet
 from dpscope.launch.workload.nested import called, moved
@@ -144,42 +142,27 @@ def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
         buffer.copy_(kept)
 
 
-class LearningRateSchedule:
-    """torch's MultiStepLR, stepped every epoch, combined during warm-up with LinearLR, stepped
-    every step.
+class LearningRates:
+    """The learning rate of every step, a function of the epoch and the step alone.
 
     In a warm-up of W steps, step k (from 1) uses k/W of the rate. Milestones count trained epochs;
     at each of them the rate is multiplied by gamma.
     """
 
     def __init__(self, optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> None:
-        self._optimizer = optimizer
-        self._milestones = MultiStepLR(optimizer, list(config.milestones), config.gamma)
-        warmup_steps = config.warmup_epochs * steps_per_epoch
-        self._warmup = LinearLR(
-            optimizer, start_factor=1 / max(1, warmup_steps), total_iters=max(1, warmup_steps - 1)
-        )
+        self._optimizer, self._config, self._steps_per_epoch = optimizer, config, steps_per_epoch
+        self._full = [group["lr"] for group in optimizer.param_groups]
 
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the next step."""
-        rate: float = self._optimizer.param_groups[0]["lr"]
-        return rate
-
-    def after_step(self) -> None:
-        self._warmup.step()
-
-    def after_epoch(self) -> None:
-        self._milestones.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`; the rate itself is in the optimizer's."""
-        return {"milestones": self._milestones.state_dict(), "warmup": self._warmup.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from another schedule's state."""
-        self._milestones.load_state_dict(state["milestones"])
-        self._warmup.load_state_dict(state["warmup"])
+    def apply(self, epochs: int, step: int) -> float:
+        """Set and return the rate of a step, counted from 0, after so many whole epochs."""
+        config = self._config
+        factor = config.gamma ** sum(one <= epochs for one in config.milestones)
+        warmup_steps = config.warmup_epochs * self._steps_per_epoch
+        if warmup_steps:
+            factor *= min(1.0, (epochs * self._steps_per_epoch + step + 1) / warmup_steps)
+        for group, full in zip(self._optimizer.param_groups, self._full, strict=True):
+            group["lr"] = full * factor
+        return float(self._optimizer.param_groups[0]["lr"])
 
 
 @dataclass
@@ -187,13 +170,12 @@ class TrainState:
     """Everything that changes while training.
 
     `step` holds the wrapped model, the optimizer, the gradient scaler and the batches. `sums` are
-    this process's part of the loss and accuracy of the epoch that is being trained. Random states
-    are the process's own generators (dropout); batches and augmentation need none.
+    this process's part of the loss and accuracy of the epoch that is being trained.
     """
 
     model: nn.Module  # unwrapped: its state has the same keys under every strategy
     step: TrainStep
-    schedule: LearningRateSchedule
+    rates: LearningRates
     sums: LearningSums
     records: list[EpochRecord] = field(default_factory=list)  # of finished epochs
     epochs: int = 0  # finished

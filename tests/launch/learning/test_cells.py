@@ -1,19 +1,21 @@
 """The cells of a training, their learning rates and findings."""
 
 import io
+import shlex
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.devices import Devices
-from dpscope.launch.training.cells import (
+from dpscope.launch.learning.train_plan import (
+    describe_trainings,
     load_train_config,
     make_train_plan,
     resolve_training,
     train_findings,
 )
-from dpscope.launch.training.planned_jobs import describe_trainings
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import PlannedTraining
@@ -137,10 +139,10 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     config = load_train_config(None, {"device": "cpu", "devices": "2", "seeds": "0,1"})
     describe_trainings(config, tmp_path / "run", Console(file=printed, width=200))
     lines = printed.getvalue().splitlines()
-    commands = [line.split()[-6:] for line in lines if "dpscope.launch.training.worker" in line]
-    assert commands == [
-        ["--out", str(tmp_path / "run"), "--cell", cell, "--seed", seed]
-        for seed in ("0", "1")
+    commands = [shlex.split(line)[-1] for line in lines if "dpscope.launch.worker" in line]
+    assert [read_assignment([command]) for command in commands] == [
+        Assignment(task="train", out=str(tmp_path / "run"), cell=cell, seed=seed)
+        for seed in (0, 1)
         for cell in ("single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16")
     ]
     assert f"once {tmp_path / 'run' / 'train_manifest.json'} is there" in lines[-1]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpscope.launch.equality.recording import TrainingRecorder
 from dpscope.launch.jobs.process_group import (
     devices_of,
     join_process_group,
@@ -19,6 +18,7 @@ from dpscope.launch.jobs.process_group import (
     wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
+from dpscope.launch.learning.recording import TrainingRecorder
 from dpscope.launch.workload.input_pipeline import MicroBatching, SyntheticBatches, open_stream
 from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.nested import called, mapped, moved

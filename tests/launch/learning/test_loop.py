@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from dpscope.launch.training import run
-from dpscope.launch.training.cells import load_train_config
-from dpscope.launch.training.loop import Learned, LearningRateSchedule, LearningSums, shard
+from dpscope.launch.learning import train_run as run
+from dpscope.launch.learning.loop import Learned, LearningRates, LearningSums, shard
+from dpscope.launch.learning.train_plan import TrainJob, load_train_config
 from dpscope.profiling.mirrors.mirror import TrainingMirror
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import Matrix
@@ -25,15 +25,8 @@ def rates(epochs: int, steps: int, **settings: Any) -> list[float]:
         workload=Workload(), optimizer=Optimizer(), matrix=Matrix(), epochs=epochs, **settings
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)
-    schedule = LearningRateSchedule(optimizer, config, steps)
-    found = []
-    for _ in range(epochs):
-        for _ in range(steps):
-            found.append(schedule.learning_rate)
-            optimizer.step()
-            schedule.after_step()
-        schedule.after_epoch()
-    return found
+    schedule = LearningRates(optimizer, config, steps)
+    return [schedule.apply(epoch, step) for epoch in range(epochs) for step in range(steps)]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,7 @@ def test_mirrors_are_closed_when_a_training_raises(
         raise OSError("disk full")
 
     mirrors = [Mirror(lambda first: pytest.fail("nothing was trained")) for _ in range(2)]
-    monkeypatch.setattr(run._Trainings, "prepare", fail)
+    monkeypatch.setattr(TrainJob, "prepare", fail)
     config = load_train_config(None, {"device": "cpu", "strategy": "single", "data": "fake"})
     with pytest.raises(OSError, match="disk full"):
         run.run_trainings(config, tmp_path / "run", False, Console(file=io.StringIO()), mirrors)

@@ -1,25 +1,42 @@
-"""From a TOML file and flags to the configuration and cells of trainings, with their learning
-rates. Imports no torch.
+"""The plan of `dpscope train` on this machine: from a TOML file and flags to configuration, cells,
+learning rates and jobs. Imports no torch.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
-from dpscope.launch.jobs.devices import Devices, DeviceType
+from dpscope.launch.jobs.assignment import Assignment
+from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
+from dpscope.launch.jobs.job_outcome import JobOutcome
+from dpscope.launch.jobs.out_folder import check_train_place
 from dpscope.launch.jobs.torchrun import Job
+from dpscope.launch.learning.checkpoints import CheckpointFolder, restore_progress, verify
 from dpscope.launch.planning import run_config
 from dpscope.launch.planning.cells import (
     make_plan,
     plan_findings,
     resolved_matrix,
     resolved_workload,
+    threads_per_process,
 )
-from dpscope.launch.training.checkpoints import CheckpointFolder, verify
-from dpscope.launch.workload.data_files import SMALL_RESNET
+from dpscope.launch.planning.manifest import (
+    Plan,
+    check_same_settings,
+    measured_cells,
+    print_findings,
+    print_left_out,
+)
+from dpscope.launch.workload.data_files import SMALL_RESNET, check_data
+from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
@@ -32,6 +49,7 @@ from dpscope.profiling.records.settings import (
 )
 from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import (
+    TRAINING_MAY_CHANGE,
     CheckpointDescription,
     PlannedTraining,
     ResolvedTrainConfig,
@@ -39,8 +57,9 @@ from dpscope.profiling.records.training import (
     TrainResult,
 )
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
-from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
+from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder, is_train_folder
 
 TRAIN_SETTINGS = {name: one for name, one in declarations(TrainConfig).items() if name != "seed"}
 """Settings of a training; its workload's seed is one of `seeds`."""
@@ -224,19 +243,36 @@ class TrainJob(Job):
     cell: Cell
     seed: int
     kind: DeviceType
-    grace_s: float = 35.0  # torchrun gives its workers 30 seconds to save, as Slurm does by default
     # the checkpoint that it continues from, as planned
     resumption: CheckpointDescription | None = None
 
     @property
-    def trained(self) -> TrainResult | None:
-        """Its stored result, if it has been trained for all its epochs."""
+    def finished(self) -> bool:
+        """Whether it has been trained for all its epochs."""
         result = self.folder.result()
-        return (
-            result
-            if result is not None and result.status == "ok" and result.epochs >= self.config.epochs
-            else None
+        return result is not None and result.status == "ok" and result.epochs >= self.config.epochs
+
+    def prepare(self) -> None:
+        self.folder.clear_attempt()
+        if self.resumption is not None:
+            restore_progress(self.resumption, self.folder)
+
+    def store_failure(self, outcome: JobOutcome, took_s: float) -> str:
+        last = self.checkpoints.last
+        saved = "nothing was saved yet"
+        if last.exists():
+            saved = f"saved at the end of epoch {verify(last).epochs}"
+        result = TrainResult(
+            cell=self.cell,
+            seed=self.seed,
+            status=outcome.status,
+            epochs=len(self.folder.epochs()),
+            duration_s=took_s,
+            message=f"{outcome.message}; {saved}",
+            log_tail=outcome.log_tail,
         )
+        write_json(self.folder.result_path, result)
+        return result.message
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -282,19 +318,9 @@ def train_job(
     kind: DeviceType,
     threads: int,
 ) -> TrainJob:
-    module = (
-        "-m",
-        "dpscope.launch.training.worker",
-        "--out",
-        str(out.path),
-        "--cell",
-        cell.name,
-        "--seed",
-        str(seed),
-    )
     return TrainJob(
         name=f"{cell.name} seed {seed}",
-        program=module,
+        program=Assignment(task="train", out=str(out.path), cell=cell.name, seed=seed).program,
         folder=out.training(cell, seed),
         threads=threads,
         processes=cell.processes,
@@ -303,8 +329,125 @@ def train_job(
         # command resumes instead.
         max_restarts=config.max_restarts if cell.nodes == 1 else 0,
         run=RunFolder(out.path),
+        timeout_s=config.timeout_s,
+        alike=cell.name,
         config=config,
         cell=cell,
         seed=seed,
         kind=kind,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan(Plan[TrainJob]):
+    config: ResolvedTrainConfig
+    plan: tuple[PlannedTraining, ...]
+
+
+def plan_trainings(
+    config: TrainConfig, out: Path, fresh: bool = False, nodes: int = 1
+) -> TrainPlan:
+    """Plan of `run_trainings`; starts and writes nothing. Raises DpscopeError for an impossible
+    training.
+
+    Cells may span up to `nodes` nodes.
+    """
+    devices = resolve_devices(config.workload.device)
+    resolved = resolve_training(config, devices, nodes)
+    check_data(resolved.workload)
+    checked_model_size(resolved.workload, resolved.optimizer)
+    folder = TrainFolder(out)
+    check_train_place(out)
+    if is_train_folder(out) and not fresh:
+        had = folder.manifest().config
+        check_same_settings(f"--out {out}: holds trainings", had, resolved, TRAINING_MAY_CHANGE)
+    if resolved.max_restarts > 0 and resolved.matrix.layouts:
+        raise DpscopeError(
+            f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
+            "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
+        )
+    plan = make_train_plan(resolved, devices.kind)
+    threads = threads_per_process(resolved.matrix)
+    jobs = []
+    for job in _jobs(folder, resolved, plan, devices.kind, threads):
+        done = not fresh and job.finished
+        jobs.append(
+            replace(job, done=done, resumption=None if done or fresh else job.find_resumption())
+        )
+    findings = tuple(train_findings(resolved, plan, devices.kind))
+    return TrainPlan(
+        device_type=devices.kind,
+        threads=threads,
+        jobs=tuple(jobs),
+        findings=findings,
+        config=resolved,
+        plan=plan,
+    )
+
+
+def _jobs(
+    out: TrainFolder,
+    config: ResolvedTrainConfig,
+    plan: Iterable[PlannedTraining],
+    kind: DeviceType,
+    threads: int,
+) -> list[TrainJob]:
+    """The trainings of a plan in the order in which they run: seed by seed."""
+    order = product(config.seeds, measured_cells(one.planned for one in plan))
+    return [train_job(out, config, cell, seed, kind, threads) for seed, cell in order]
+
+
+def planned_trainings(out: Path) -> Sequence[Job]:
+    """The jobs in the manifest of trainings that have begun, with or without results."""
+    if not is_train_folder(out):
+        return []
+    folder, had = TrainFolder(out), TrainFolder(out).manifest()
+    return _jobs(folder, had.config, had.plan, had.device_type, had.threads_per_process)
+
+
+def describe_trainings(
+    config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+) -> None:
+    """Print the plan of trainings and the remaining commands; starts and writes nothing."""
+    description = plan_trainings(config, out, fresh, nodes)
+    print_train_plan(description, console)
+    for job in description.to_do:
+        console.print(Text(shlex.join(job.command)), soft_wrap=True)
+    if fresh or not is_train_folder(out):
+        text = "By hand they work once {} is there, which a start without --dry-run writes."
+        console.print(Text(text.format(TrainFolder(out).manifest_path)), soft_wrap=True)
+
+
+def print_train_plan(description: TrainPlan, console: Console) -> None:
+    """Print the cells that are trained, with data and settings."""
+    config, resumed = (
+        description.config,
+        [(job, job.resumption) for job in description.jobs if job.resumption],
+    )
+    table = Table(
+        Column("cell", no_wrap=True), "devices", "global batch", "learning rate", "seeds", "done"
+    )
+    print_left_out((one.planned for one in description.plan), console)
+    for one in (one for one in description.plan if one.planned.skip_reason is None):
+        jobs = [job for job in description.jobs if job.cell == one.cell]
+        done = sum(job.done for job in jobs)
+        numbers = (
+            one.cell.devices,
+            one.cell.global_batch_size,
+            f"{one.learning_rate:g}",
+            len(jobs),
+            done,
+        )
+        table.add_row(one.cell.name, *map(str, numbers))
+    console.print(table)
+    console.print(
+        f"{config.workload.model} on {config.workload.data}, {counted(config.epochs, 'epoch')} of "
+        f"{counted(description.plan[0].train_samples, 'sample')}; "
+        f"{description.device_type}, threads per process: {description.threads}.",
+        soft_wrap=True,
+    )
+    for job, found in resumed:
+        console.print(
+            Text(f"{job.name} goes on from the end of epoch {found.epochs}"), soft_wrap=True
+        )
+    print_findings(description.findings, console)

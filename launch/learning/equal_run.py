@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
-from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter, attend_job, check_done, held
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, held
 from dpscope.launch.jobs.out_folder import check_equality_place
-from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.planning.cells import resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config, raising_user_errors
@@ -206,13 +205,8 @@ def run_equality(
             remove_empty_folders(out / EQUALITY_FOLDER)
         write_json(out / EQUALITY_FOLDER / SETTINGS_NAME, settings)
         download_data(settings.config.workload)
-        stop, timeout_s = StopRequest(), settings.config.timeout_s
-        with stop.listening():
-            for number, one in enumerate(planned_comparisons(out), start=1):
-                title = f"[{number}/{len(settings.jobs)}] {one.name}"
-                outcome = attend_job(one, timeout_s, title, stop, console, starter)
-                check_done(outcome, f"{one.name} failed, nothing is compared", stop, console)
-                console.print(Text(f"{title}: done"), soft_wrap=True)
+        jobs = planned_comparisons(out)
+        JobQueue(jobs, console, starter, all_or_nothing="nothing is compared").run_all()
 
 
 def planned_comparisons(out: Path) -> Sequence[Job]:
@@ -223,11 +217,12 @@ def planned_comparisons(out: Path) -> Sequence[Job]:
     return [
         Job(
             name=job.cell.name,
-            program=("-m", "dpscope.launch.equality.worker", str(out), job.cell.name),
+            program=Assignment(task="equal", out=str(out), cell=job.cell.name).program,
             folder=JobFolder(job.folder(out)),
             threads=settings.threads_per_process,
             processes=job.cell.processes,
             nodes=job.cell.nodes,
+            timeout_s=settings.config.timeout_s,
         )
         for job in settings.jobs
     ]

@@ -79,7 +79,8 @@ class TrainingRecorder:
 
     def _add(self, name: str, tensors: Iterable[NDArray[Any]]) -> None:
         """Add a step's flat gradients or weights."""
-        hashes, norms = [], []
+        hashes: list[int] = []
+        norms: list[float] = []
         for index, (tensor, chosen) in enumerate(zip(tensors, self._chosen, strict=True)):
             hashes.append(_hash(tensor))
             norms.append(float(np.linalg.norm(tensor.astype(np.float64, copy=False))))
@@ -96,6 +97,7 @@ class TrainingRecorder:
         record_path, arrays_path = rank_paths(folder, rank)
         arrays = {name: np.array(steps) for name, steps in self._steps.items()}
         steps = len(self._samples)
+        # a row for each sample, with its step
         sizes = [len(one) for one in self._samples]
         arrays["sample_index"] = np.concatenate(self._samples)
         arrays["sample_step"] = np.repeat(np.arange(steps), sizes)

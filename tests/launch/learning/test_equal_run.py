@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.launch.equality.run import equality_settings, samples_of_two_epochs
+from dpscope.launch.learning.equal_run import equality_settings, samples_of_two_epochs
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME

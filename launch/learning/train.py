@@ -1,13 +1,10 @@
 """One process's part of a training: process group, model, data, epochs, records."""
 
-import importlib.metadata
 import math
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
 import torch
@@ -20,12 +17,10 @@ from dpscope.launch.jobs.process_group import (
     synchronise,
     wait_limit_s,
 )
-from dpscope.launch.jobs.stop_request import StopRequest
-from dpscope.launch.jobs.worker_process import TorchrunPlace, leave_group, starting_up
-from dpscope.launch.training import loop
-from dpscope.launch.training.cells import TrainJob
-from dpscope.launch.training.checkpoint_state import TrainCheckpoints
-from dpscope.launch.training.loop import Learned, LearningSums, TrainState
+from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
+from dpscope.launch.learning import loop, train_state
+from dpscope.launch.learning.loop import Learned, LearningSums, TrainState
+from dpscope.launch.learning.train_plan import TrainJob
 from dpscope.launch.workload.image_sets import check_classes, image_set, random_words
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
@@ -35,7 +30,7 @@ from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import cell_workload
 from dpscope.profiling.records.run_codes import RunCode
-from dpscope.profiling.records.training import CheckpointDescription, EpochRecord, TrainResult
+from dpscope.profiling.records.training import EpochRecord, TrainResult
 from dpscope.profiling.store.files import write_json
 
 # of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
@@ -43,10 +38,10 @@ _LONGEST_WAIT_S = 1800.0
 
 
 def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
-    """Train a cell in this process and return its result; global rank 0 saves each epoch's record.
+    """Train a cell in this process and return its result; global rank 0 saves each epoch.
 
-    The training continues after its last whole epoch. Signal N ends the process with status 128 +
-    N.
+    The training continues after its last whole epoch; whatever ends the process in the middle of
+    one only loses that epoch.
     """
     torch.set_num_threads(job.threads)
     devices = devices_of(job.kind, place, job.cell)
@@ -55,20 +50,18 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         state, test = prepare(job, place, devices)
-    stop = StopRequest()
-    checkpoints = TrainCheckpoints(job, _begun(job), place, devices, stop)
-    checkpoints.go_on(state)
+    train_state.resume(job, state, place, devices[0])
     place.report("training")
-    with stop.listening():
-        finished = _Training(job, place, devices, state, test, checkpoints).run()
+    _Training(job, place, devices, state, test).run()
     state.step.batches.close()
-    if not finished:
-        leave_group()
-        sys.exit(stop.exit_status)
-    parameters = parameter_sizes(state.model).parameter_count
-    findings = tuple(_compilation_findings(job))
     return TrainResult(
-        job.cell, job.seed, "ok", state.epochs, time.time() - place.began_s, parameters, findings
+        cell=job.cell,
+        seed=job.seed,
+        status="ok",
+        epochs=state.epochs,
+        duration_s=time.time() - place.began_s,
+        parameter_count=parameter_sizes(state.model).parameter_count,
+        findings=tuple(_compilation_findings(job)),
     )
 
 
@@ -83,20 +76,6 @@ def _compilation_findings(job: TrainJob) -> list[Finding]:
     text = f"compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test"
     action = "compare total times over equally many epochs; the median epoch excludes the first"
     return [RunCode.COMPILED_LATE.finding(text, action, about=about, severity="info")]
-
-
-def _begun(job: TrainJob) -> CheckpointDescription:
-    """The description of this training's checkpoints before its first step."""
-    return CheckpointDescription(
-        dpscope_version=importlib.metadata.version("dpscope"),
-        torch_version=str(torch.__version__),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=job.config,
-        cell=job.cell,
-        seed=job.seed,
-        epochs=0,
-        test_accuracy=None,
-    )
 
 
 def prepare(
@@ -117,8 +96,6 @@ def prepare(
     model = built.model.to(device).train()
     precise = with_precision(model, workload.amp, device)
     wrapped = wrap_for(precise, cell, device)
-    # From here on each process has its own random numbers, so that dropout differs between ranks.
-    _seed_all(int(random_words(job.seed, 0, [place.rank])[0] >> np.uint64(1)))
     batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
     sums = LearningSums(device)
 
@@ -136,7 +113,7 @@ def prepare(
     step = TrainStep(
         wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed
     )
-    schedule = loop.LearningRateSchedule(step.optimizer, job.config, batches.steps_per_epoch)
+    rates = loop.LearningRates(step.optimizer, job.config, batches.steps_per_epoch)
     images = image_set(job.workload, built, train=False)
     tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
     batch_size = shares * job.config.eval_batch_size
@@ -146,7 +123,7 @@ def prepare(
         else None
     )
     samples = loop.shard(len(images), place.rank, place.world_size)
-    state = TrainState(model=model, step=step, schedule=schedule, sums=sums)
+    state = TrainState(model=model, step=step, rates=rates, sums=sums)
     return state, lambda: loop.evaluate(
         tested, images, samples, batch_size, device, together, built.loss
     )
@@ -167,39 +144,34 @@ class _Training:
     devices: tuple[torch.device, ...]
     state: TrainState
     test: Callable[[], Learned]
-    checkpoints: TrainCheckpoints
 
-    def run(self) -> bool:
-        """Train until all epochs are finished; False when a signal stopped it before."""
-        state, epochs = self.state, self.job.config.epochs
-        while state.epochs < epochs:
+    def run(self) -> None:
+        """Train until all epochs are finished."""
+        state = self.state
+        while state.epochs < self.job.config.epochs:
             train_s = self._steps_s()
-            if train_s is None:
-                return False
             began_s = time.perf_counter()
             tested = self.test()
             synchronise(self.devices)
             evaluation_s = time.perf_counter() - began_s
             self._record(state.sums.over_all_processes(), tested, train_s, evaluation_s)
-            state.schedule.after_epoch()
             state.epochs += 1
             state.sums.clear()
-            if self.checkpoints.after_epoch(state) and state.epochs < epochs:
-                return False
-        return True
+            train_state.save(self.job, state, self.place)
 
-    def _steps_s(self) -> float | None:
-        """Take an epoch's steps; how long they took, None when a signal stopped them."""
+    def _steps_s(self) -> float:
+        """Take an epoch's steps; how long they took."""
         state, batches = self.state, self.state.step.batches
+        # Each process and epoch has its own random numbers: dropout differs between ranks, and a
+        # training that is resumed draws the same ones.
+        words = random_words(self.job.seed, state.epochs, [self.place.rank])
+        _seed_all(int(words[0] >> np.uint64(1)))
         synchronise(self.devices)
         began_s = time.perf_counter()
         batches.start_epoch(state.epochs)
-        for _ in range(batches.steps_per_epoch):
-            state.learning_rate = state.schedule.learning_rate
+        for step in range(batches.steps_per_epoch):
+            state.learning_rate = state.rates.apply(state.epochs, step)
             state.step()
-            state.schedule.after_step()
-            if self.checkpoints.stopped_after_step():
-                return None
         synchronise(self.devices)
         return time.perf_counter() - began_s
 
