@@ -49,7 +49,7 @@ def _read(arguments: Sequence[str], place: TorchrunPlace) -> tuple[JobFolder, Ta
 
             return equality_task(assignment, place)
         case "calibrate":
-            from dpscope.launch.calibration.worker import calibration_task
+            from dpscope.launch.measuring.calibration_task import calibration_task
 
             return calibration_task(assignment)
 

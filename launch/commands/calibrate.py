@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpscope.launch.calibration.settings import DEFAULTS, SETTINGS
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 from dpscope.launch.commands.help_text import default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
+from dpscope.launch.measuring.calibration_settings import DEFAULTS, SETTINGS
 from dpscope.profiling.store.errors import DpscopeError
 
 _MEASURING = " ".join(
@@ -76,9 +76,9 @@ def calibrate(request: CalibrateRequest) -> None:
     from dpscope.analysis.report.calibration import calibration_tables, save_calibration
     from dpscope.analysis.report.nccl_tables import calibration_chapter
     from dpscope.analysis.text.terminal import print_findings, print_table
-    from dpscope.launch.calibration.run import run_calibration
-    from dpscope.launch.calibration.settings import calibration_settings
     from dpscope.launch.jobs.out_folder import check_calibration_place
+    from dpscope.launch.measuring.calibration_run import run_calibration
+    from dpscope.launch.measuring.calibration_settings import calibration_settings
     from dpscope.profiling.store.folders import is_run_folder
 
     if request.predict is not None:

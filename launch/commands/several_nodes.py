@@ -144,9 +144,9 @@ def _plan(out: Path) -> "list[Job]":
     """The jobs over several nodes that the run folder plans: every node derives the same, and none
     is sent a command.
     """
-    from dpscope.launch.calibration.run import planned_calibrations
     from dpscope.launch.learning.equal_run import planned_comparisons
     from dpscope.launch.learning.train_plan import planned_trainings
+    from dpscope.launch.measuring.calibration_run import planned_calibrations
     from dpscope.launch.measuring.run import planned_cells
 
     jobs: list[Job] = []

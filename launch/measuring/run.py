@@ -26,7 +26,7 @@ from dpscope.launch.jobs.job_queue import (
 )
 from dpscope.launch.jobs.out_folder import check_run_place, locked
 from dpscope.launch.jobs.torchrun import Job
-from dpscope.launch.measuring import calibration
+from dpscope.launch.measuring import first_calibration
 from dpscope.launch.planning import manifest as planning
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config
@@ -120,7 +120,7 @@ class RunPlan(planning.Plan[CellJob]):
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
         first = (
-            calibration.calibration_seconds(self.calibration)
+            first_calibration.calibration_seconds(self.calibration)
             if self.calibration is not None
             else 0.0
         )
@@ -180,8 +180,8 @@ def plan_run(
     )
     first = None
     if any(not job.done for job in jobs):
-        first = calibration.plan_calibration(
-            plan, resolved, kind, size, calibration.stored_calibration(run)
+        first = first_calibration.plan_calibration(
+            plan, resolved, kind, size, first_calibration.stored_calibration(run)
         )
     return RunPlan(
         device_type=kind,
@@ -260,8 +260,10 @@ def describe_plan(
             f"Order of the cells in each repeat: {orders}.", highlight=False, soft_wrap=True
         )
     if (first := description.calibration) is not None:
-        about = f"about {duration_text(calibration.calibration_seconds(first))}"
-        console.print(f"{calibration.described(first)}: {about}", highlight=False, soft_wrap=True)
+        about = f"about {duration_text(first_calibration.calibration_seconds(first))}"
+        console.print(
+            f"{first_calibration.described(first)}: {about}", highlight=False, soft_wrap=True
+        )
     basis = planning.estimate_basis(description.device_type, description.model_size)
     console.print(
         f"{description.device_type}, {counted(description.threads, 'thread')} per process; "
@@ -422,14 +424,16 @@ def _open_manifest(
     if description.to_do:  # a stored calibration of another machine does not count
         if had is not None:
             mixed = planning.commit_findings(had.environment.commit, manifest.environment.commit)
-        stored = calibration.of_this_machine(
-            calibration.stored_calibration(run), manifest.environment
+        stored = first_calibration.of_this_machine(
+            first_calibration.stored_calibration(run), manifest.environment
         )
         size, kind = description.model_size, description.device_type
-        settings = calibration.plan_calibration(
+        settings = first_calibration.plan_calibration(
             description.plan, description.config, kind, size, stored
         )
-    failures = calibration.calibrate_first(run, settings, manifest.environment, console, starter)
+    failures = first_calibration.calibrate_first(
+        run, settings, manifest.environment, console, starter
+    )
     if had is None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = msgspec.structs.replace(

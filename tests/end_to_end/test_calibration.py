@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.settings import calibration_settings
+from dpscope.launch.measuring.calibration_run import run_calibration
+from dpscope.launch.measuring.calibration_settings import calibration_settings
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError

@@ -18,9 +18,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.contents import app
 from dpscope.launch.jobs import devices
+from dpscope.launch.measuring.calibration_settings import calibration_settings
 from tests.gpu import support
 from tests.helpers.gpu_bench import CALIBRATION, LATE_RANK, RUNS, Bench
 from tests.helpers.paths import DATA, ROOT

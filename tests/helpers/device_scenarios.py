@@ -90,7 +90,7 @@ def calibration(out: Path, piece_us: float = PIECE_US, queueing_us: float = 0.0)
     """
     DEVICES.work_us["mm"] = piece_us
     GROUP.queueing_us = queueing_us
-    from dpscope.launch.calibration.collective_timing import measure
+    from dpscope.launch.measuring.collective_timing import measure
     from dpscope.profiling.records.calibration import CalibrationSettings
 
     settings = CalibrationSettings(
@@ -259,7 +259,7 @@ def machine(out: Path) -> dict[str, Any]:
 
 def planning(out: Path) -> dict[str, Any]:
     """What is planned and refused on GPUs, without touching one."""
-    from dpscope.launch.calibration.settings import calibration_settings
+    from dpscope.launch.measuring.calibration_settings import calibration_settings
     from dpscope.launch.workload.strategies import _further_arguments
     from dpscope.profiling.records.run import CellOptions
     from dpscope.profiling.store.errors import DpscopeError

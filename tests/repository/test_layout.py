@@ -30,9 +30,8 @@ launch/jobs: profiling/{machine,records,store}
 launch/nodes: launch/jobs profiling/{machine,records,store}
 launch/attach: launch/jobs profiling/{attached,machine,records,store}
 launch/workload: launch/jobs profiling/{instruments,records,store}
-launch/calibration: launch/jobs profiling/{machine,records,store}
 launch/planning: launch/{jobs,workload} profiling/{machine,records,store}
-launch/measuring: launch/{calibration,jobs,planning,workload} profiling/{instruments,machine,records,store}
+launch/measuring: launch/{jobs,planning,workload} profiling/{instruments,machine,records,store}
 launch/learning: launch/{jobs,planning,workload} profiling/{instruments,machine,mirrors,records,store}
 analysis/stats:
 analysis/text: profiling/{records,store}
@@ -64,9 +63,9 @@ analysis: analysis/{cells,epoch_times,output,report,runs,stats} analysis/traces/
   analysis/what_if profiling/store
 launch/commands: analysis/{bundle,costs,output,epoch_times,report,runs,stats,text,what_if}
   analysis/traces/{ranks,reading}
-  launch/{attach,calibration,jobs,learning,measuring,nodes,planning}
+  launch/{attach,jobs,learning,measuring,nodes,planning}
   profiling/{machine,mirrors,records,store}
-launch: launch/{calibration,commands,jobs,learning,measuring} profiling/{machine,store}
+launch: launch/{commands,jobs,learning,measuring} profiling/{machine,store}
 """
 
 

@@ -49,6 +49,6 @@ def test_equal(node: PlantedNode, tmp_path: Path) -> None:
         "equal", "--devices", "2", *MODEL, "--steps", "2", "--out", str(out), status=1
     )
     for cell in ("single-d1-b8", "dp-d2-b4", "ddp-d2-b4"):
-        assert f"{cell}: done" in printed
+        assert f"{cell}: ok in " in printed
     assert "Traceback" not in printed
     assert (out / "equality.json").exists()

@@ -128,7 +128,7 @@ def test_a_file_may_name_the_run_folder_and_the_flag_wins(
     file.write_text('out = "mine"\nmodel = "resnet8_cifar"\ndevices = "1"\n')
     for given, folder in (((), "mine"), (("--out", "flag"), "flag")):
         plan = output_of("run", "--config", "run.toml", "--device", "cpu", "--dry-run", *given)
-        assert f"--out {folder} " in plan
+        assert f'"out":"{folder}"' in plan
 
 
 def test_defaults_that_a_command_chooses_are_shown() -> None:

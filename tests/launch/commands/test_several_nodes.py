@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.commands.several_nodes import _plan
 from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.launch.learning.equal_run import equality_settings
 from dpscope.launch.learning.train_plan import load_train_config, plan_trainings
 from dpscope.launch.learning.train_run import open_train_manifest
+from dpscope.launch.measuring.calibration_settings import calibration_settings
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.manifest import new_manifest
 from dpscope.launch.planning.run_config import load_config

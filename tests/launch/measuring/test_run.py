@@ -68,7 +68,7 @@ def job_of(command: list[str], out: Path) -> AssignedCell:
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
     """Whichever is first, the run that it begins is the one that was planned."""
     variants = {"accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": "5", "overlap": "on,off"}
-    description, _, commands = described(tmp_path / "run", data="fake", lr=0.5, **variants)
+    description, _, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
     firsts = [
         next(job for job in description.jobs if job.cell == cell) for cell in description.estimates
     ]

@@ -12,8 +12,8 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
-from dpscope.launch.measuring import calibration as calibration_module
-from dpscope.launch.measuring.calibration import (
+from dpscope.launch.measuring import first_calibration as calibration_module
+from dpscope.launch.measuring.first_calibration import (
     calibrate_first,
     calibrated_sizes,
     calibration_seconds,

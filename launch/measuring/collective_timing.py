@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import distributed
 
-from dpscope.launch.calibration.settings import contended_bytes
 from dpscope.launch.jobs.process_group import (
     COLLECTIVE_S,
     devices_of,
@@ -22,6 +21,7 @@ from dpscope.launch.jobs.process_group import (
     wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace
+from dpscope.launch.measuring.calibration_settings import contended_bytes
 from dpscope.profiling.machine.host_memory import free_host_bytes, keep_freed_memory
 from dpscope.profiling.records.calibration import (
     CalibrationPoint,

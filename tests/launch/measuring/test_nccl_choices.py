@@ -16,13 +16,14 @@ from rich.console import Console
 
 from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.report.calibration import calibration_tables
-from dpscope.launch.calibration import run, worker
-from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.worker import collectives_path, log_variables
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
 from dpscope.launch.jobs.torchrun import Job, TorchrunJob
 from dpscope.launch.jobs.worker_process import TorchrunPlace
+from dpscope.launch.measuring import calibration_run as run
+from dpscope.launch.measuring import calibration_task
+from dpscope.launch.measuring.calibration_run import run_calibration
+from dpscope.launch.measuring.calibration_task import collectives_path, log_variables
 from dpscope.profiling.records.calibration import (
     Calibration,
     CalibrationPoint,
@@ -217,11 +218,11 @@ def test_only_that_job_makes_nccl_write(
     # In place of the module that imports torch.
     monkeypatch.setitem(
         sys.modules,
-        "dpscope.launch.calibration.collective_timing",
+        "dpscope.launch.measuring.collective_timing",
         SimpleNamespace(measure=measure),
     )
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
-    worker._calibrate(JobFolder(tmp_path), settings, place)
+    calibration_task._calibrate(JobFolder(tmp_path), settings, place)
     assert seen == (variables if nccl_log else dict.fromkeys(variables))
     assert read_json(collectives_path(JobFolder(tmp_path)), TimedCollectives) == timed(SETTINGS)

@@ -28,7 +28,7 @@ def _calibrate(
         for name, value in log_variables(folder.path).items():
             os.environ.setdefault(name, value)
     with starting_up():
-        from dpscope.launch.calibration.collective_timing import measure
+        from dpscope.launch.measuring.collective_timing import measure
 
     return measure(settings, place, keep)
 

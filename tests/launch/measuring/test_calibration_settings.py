@@ -2,10 +2,10 @@
 
 import pytest
 
-from dpscope.launch.calibration import settings as settings_module
-from dpscope.launch.calibration.collective_timing import shares_of_iterations, sizes_that_fit
-from dpscope.launch.calibration.settings import calibration_settings
 from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.measuring import calibration_settings as settings_module
+from dpscope.launch.measuring.calibration_settings import calibration_settings
+from dpscope.launch.measuring.collective_timing import shares_of_iterations, sizes_that_fit
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.store.errors import DpscopeError
 

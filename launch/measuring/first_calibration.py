@@ -6,11 +6,15 @@ from datetime import UTC, datetime
 import msgspec
 from rich.console import Console
 
-from dpscope.launch.calibration.run import run_calibration
-from dpscope.launch.calibration.settings import CONTENDED_CALLS, ITEM_BYTES, contended_bytes
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobStarter
 from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.launch.measuring.calibration_run import run_calibration
+from dpscope.launch.measuring.calibration_settings import (
+    CONTENDED_CALLS,
+    ITEM_BYTES,
+    contended_bytes,
+)
 from dpscope.launch.workload.model_size import ModelSize
 from dpscope.profiling.machine.conditions import machine_differences
 from dpscope.profiling.records.calibration import (

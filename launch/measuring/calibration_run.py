@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from dpscope.launch.calibration.worker import collectives_path, log_variables
 from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobFailedError, JobQueue, JobStarter
 from dpscope.launch.jobs.stop_request import StoppedError
 from dpscope.launch.jobs.torchrun import Job
+from dpscope.launch.measuring.calibration_task import collectives_path, log_variables
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.interconnect import group_rate, interconnect
