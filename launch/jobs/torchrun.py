@@ -165,17 +165,6 @@ class TorchrunJob:
                 continue
         return "timed_out", None
 
-    def ask_to_end(
-        self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None
-    ) -> None:
-        """Ask torchrun, and thereby its workers, to end, and wait as `wait` does, up to `grace_s`,
-        while they finish.
-        """
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        # Not a subclass's `wait`, which ends when another node does.
-        TorchrunJob.wait(self, grace_s, on_progress, lambda: False)
-
     def end(self) -> list[int]:
         """End every process of the job that is still there, and remove torchrun's own files.
 

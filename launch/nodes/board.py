@@ -87,7 +87,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # leftovers of earlier commands.
     job: str | None = None
     port: int = 0  # node 0: of its torchrun
-    grace_s: float | None = None  # node 0: the attempt must end; it has this time to end by itself
+    must_end: bool = False  # node 0: the attempt
     ended: bool = False  # its part of the attempt is over
     exit_status: int | None = None  # torchrun's, if it ended by itself; with `left`, node 0's own
     signal: int = 0  # that requested this node to stop

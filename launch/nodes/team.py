@@ -135,7 +135,7 @@ class Team(JobStarter):
 
     def _begin(self, **changes: Any) -> None:
         self._attempt += 1
-        self._board.publish(attempt=self._attempt, grace_s=None, **changes)
+        self._board.publish(attempt=self._attempt, must_end=False, **changes)
 
     def check_gpus(self, jobs: Sequence[Job]) -> None:
         per_node = max((job.per_node for job in jobs if job.nodes > 1), default=0)
@@ -150,9 +150,9 @@ class Team(JobStarter):
         self._begin(job=None)
         self.await_ends(self.others, _CLEARED_S)
 
-    def let_end(self, grace_s: float) -> None:
-        """Have the other nodes end the job, which has `grace_s` to end by itself."""
-        self._board.publish(grace_s=grace_s)
+    def end_on_others(self) -> None:
+        """Have the other nodes end the job."""
+        self._board.publish(must_end=True)
 
     def ended(self, node: int) -> bool:
         """Whether a node's part of the job is over."""
@@ -226,19 +226,12 @@ class NodesJob(TorchrunJob):
             return "lost", None
         return "exited", self._exit_status or 1
 
-    def ask_to_end(
-        self, grace_s: float, on_progress: Callable[[str | None], None] = lambda state: None
-    ) -> None:
-        """Ask all nodes at once."""
-        self._team.let_end(grace_s)
-        super().ask_to_end(grace_s, on_progress)
-
     def end(self) -> list[int]:
         """End the job on all nodes, and add the output of the other nodes' processes to the log."""
         if self._exit_status == 0:
             self._team.await_ends(self._others, _AT_SUCCESS_S)
         if self._others:
-            self._team.let_end(0.0)
+            self._team.end_on_others()
         left = super().end()
         self._team.await_ends(self._others, _REPORT_S)
         for node in self._others:
@@ -339,7 +332,7 @@ class _Follower:
 
         def over() -> bool:
             now = self.board.states[0]
-            ended = now.attempt != begun.attempt or now.grace_s is not None or now.left is not None
+            ended = now.attempt != begun.attempt or now.must_end or now.left is not None
             return ended or self._stop_ignored() or self.board.lost(0) is not None
 
         self.start.note(f"{job.name}: started")
@@ -349,10 +342,7 @@ class _Follower:
         try:
             running = TorchrunJob(part, self.info.host.interface)
             try:
-                how, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
-                grace_s = 0.0 if self.board.lost(0) else self.board.states[0].grace_s or 0.0
-                if how == "stopped" and grace_s > 0:
-                    running.ask_to_end(grace_s)
+                _, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
             finally:
                 running.end()
             log = folder.log_path.read_bytes()[-_LOG_BYTES:]

@@ -58,8 +58,6 @@ class Ended(TorchrunJob):
     ) -> tuple[JobWait, int | None]:
         return "exited", self.exit_status
 
-    def ask_to_end(self, grace_s: float, on_progress: object = None) -> None: ...
-
     def end(self) -> list[int]:
         return []
 
