@@ -68,14 +68,13 @@ class _Status(msgspec.Struct):
 
 
 class _Dump(msgspec.Struct):
-    """A dump; `rank`, `host` and `dumped_ns` are in those that dpscope writes."""
+    """A dump; `rank` and `host` are in the first of those that dpscope writes."""
 
     version: str
     entries: list[_Entry] = []
     pg_config: dict[str, _Config] = {}
     rank: int | None = None
     host: str | None = None
-    dumped_ns: int = UNKNOWN_NS
 
 
 class _PlainValues(pickle.Unpickler):
@@ -94,7 +93,7 @@ def read(file: Path, content: bytes) -> list[Process]:
     """The process of a dump, or of several dumps one after another that dpscope wrote; raises
     DpscopeError.
     """
-    dumps = [_unpickled(file, content)] if content[:1] == b"\x80" else _from_json(file, content)
+    dumps = _unpickled(file, content) if content[:1] == b"\x80" else _from_json(file, content)
     first = dumps[0]
     entries = {one.record_id: one for dump in dumps for one in dump.entries}
     if len(dumps) == 1 and len(entries) < len(first.entries):
@@ -111,7 +110,7 @@ def read(file: Path, content: bytes) -> list[Process]:
         rank=rank,
         host=first.host,
         process_id=None,
-        version=f"Flight Recorder {first.version}",
+        version=f"Flight Recorder {dumps[-1].version}",
         groups=tuple(groups.values()),
         group_ranks={
             one.key: one.ranks.index(rank) for one in groups.values() if rank in one.ranks
@@ -120,45 +119,39 @@ def read(file: Path, content: bytes) -> list[Process]:
     return [process]
 
 
-def _unpickled(file: Path, content: bytes) -> _Dump:
-    try:
-        plain = _PlainValues(io.BytesIO(content)).load()
-        return msgspec.convert(plain, _Dump)
-    except DpscopeError as error:
-        raise DpscopeError(
-            f"{file}: {error}: this pickle is no Flight Recorder dump and was not read; name the dumps"
-        ) from error
-    except msgspec.ValidationError as error:
-        raise _unlike(file, error) from error
-    except Exception as error:  # a damaged pickle raises almost any exception
-        raise DpscopeError(
-            f"{file}: the pickle is cut short or damaged; copy it again, or analyse the other ranks"
-        ) from error
+def _unpickled(file: Path, content: bytes) -> list[_Dump]:
+    """The dumps of a file; a killed process may leave the last of several unfinished."""
+    stream = io.BytesIO(content)
+    dumps: list[_Dump] = []
+    while stream.tell() < len(content):
+        try:
+            dumps.append(msgspec.convert(_PlainValues(stream).load(), _Dump))
+        except DpscopeError as error:
+            raise DpscopeError(
+                f"{file}: {error}: this pickle is no Flight Recorder dump and was not read; name the dumps"
+            ) from error
+        except msgspec.ValidationError as error:
+            raise _unlike(file, error) from error
+        except Exception as error:  # a damaged pickle raises almost any exception
+            if len(dumps) > 1:
+                break
+            raise _damaged(file) from error
+    return dumps
 
 
 def _from_json(file: Path, content: bytes) -> list[_Dump]:
-    """One dump, or a line for each."""
-    decoder = msgspec.json.Decoder(_Dump)
     try:
-        return [decoder.decode(content)]
+        return [msgspec.json.decode(content, type=_Dump)]
     except msgspec.ValidationError as error:
         raise _unlike(file, error) from error
-    except msgspec.DecodeError as whole:
-        lines = content.splitlines()
-        dumps: list[_Dump] = []
-        for place, line in enumerate(lines):
-            try:
-                dumps.append(decoder.decode(line))
-            except msgspec.DecodeError:
-                # a killed process leaves its last line unfinished
-                if place < len(lines) - 1:
-                    break
-        else:
-            if dumps:
-                return dumps
-        raise DpscopeError(
-            f"{file}: the dump is cut short or damaged; copy it again, or analyse the other ranks"
-        ) from whole
+    except msgspec.DecodeError as error:
+        raise _damaged(file) from error
+
+
+def _damaged(file: Path) -> DpscopeError:
+    return DpscopeError(
+        f"{file}: the dump is cut short or damaged; copy it again, or analyse the other ranks"
+    )
 
 
 def _unlike(file: Path, error: Exception) -> DpscopeError:

@@ -22,6 +22,7 @@ from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, CodeColumn, Lan
 BINS = 20  # of time
 _MANY_RANKS = 100  # of a group: from here on a few may be missing
 _BLOCK = 1 << 22  # durations that are compared at once
+_DELAYED = 0.95  # quantile of a rank's lateness that stands for a delay
 _VARIABLE_SIZE = "all_to_all"
 
 Basis = Literal["durations", "creation", "nothing"]
@@ -93,23 +94,16 @@ class Waiting:
 
     def typical_lateness_us(self, place: int) -> float | None:
         """By how much a rank typically delays a collective: the median over those that it delays by
-        at least a quarter of the delay around which half of its lateness lies; None if it delays
-        none.
+        at least a quarter of its 95% quantile; None if it delays none.
 
-        Collectives right behind a delayed one start together, and their tiny differences would
-        otherwise be the median.
+        Collectives right behind a delayed one start together: without them the tiny differences of
+        those would be the median. The quantile leaves out rare long delays, such as a checkpoint.
         """
-        own = np.sort(self.lateness[(self.late == place) & (self.lateness > 0)])
+        own = self.lateness[(self.late == place) & (self.lateness > 0)]
         if not len(own):
             return None
-        total = np.cumsum(own)
-        middle = own[
-            np.searchsorted(
-                total,
-                total[-1] / 2,
-            )
-        ]
-        return float(np.median(own[own >= middle / 4]))
+        least = np.quantile(own, _DELAYED) / 4
+        return float(np.median(own[own >= least]))
 
     @property
     def bin_edges_s(self) -> FloatColumn:

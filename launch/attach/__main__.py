@@ -6,6 +6,7 @@ torchrun --nproc-per-node=4 -m dpscope.launch.attach --out runs/mine train.py --
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, die_with_job
 
@@ -15,8 +16,12 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:
 
 from dpscope.launch.attach.arguments import attachment
 from dpscope.launch.jobs.out_folder import locked
-from dpscope.profiling.attached.settings import print_note
+from dpscope.profiling.attached.settings import AttachSettings, print_note
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import COLLECTIVES_NAME
+
+if TYPE_CHECKING:
+    from dpscope.profiling.instruments.collective_records import CollectiveRecorder
 
 
 def main() -> None:
@@ -35,15 +40,34 @@ def main() -> None:
     from dpscope.profiling.attached.session import Session
     from dpscope.profiling.attached.watch import Active
 
+    recorder = _recorder(attached.settings) if attached.settings.record_collectives else None
     session = Active.session = Session(attached.settings, print_note)
+
+    def ended(how: str) -> None:
+        session.close(how)
+        if recorder is not None:
+            recorder.close()
+
     with lock:
         try:
-            run_script(attached.command, session.close, attached.work_folder)
+            run_script(attached.command, ended, attached.work_folder)
         except SystemExit as ended:
             if ended.code or not session.incomplete:
                 raise
         if session.incomplete:  # the script's own status is 0
             sys.exit(1)
+
+
+def _recorder(settings: AttachSettings) -> "CollectiveRecorder":
+    """Records to a file of this rank, in a folder that its job shares."""
+    from dpscope.profiling.instruments.collective_records import CollectiveRecorder, keep_records
+
+    keep_records()
+    rank = int(os.environ.get("RANK", "0"))
+    job = os.environ.get(JOB_TOKEN_VARIABLE) or os.environ.get("MASTER_PORT", "0")
+    name = f"{os.environ.get('WORLD_SIZE', '1')}-processes-{job[:8]}"
+    path = settings.out / COLLECTIVES_NAME / name / f"dump_{rank}"
+    return CollectiveRecorder(path, rank, print_note)
 
 
 if __name__ == "__main__":

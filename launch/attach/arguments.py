@@ -88,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
         )
     add("--work-folder", type=Path, help="the script's working folder, created if missing")
     add("--stop-after", action="store_true", help="end the script after the measurement")
+    add(
+        "--record-collectives",
+        action="store_true",
+        help="record every collective until the script ends",
+    )
     add("-m", dest="module", nargs=argparse.REMAINDER, help="a module and its arguments")
     add("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     return parser

@@ -92,6 +92,11 @@ class AttachRequest(Request):
         "where each job gets an empty working folder; for scripts that write checkpoints or logs"
     )
     stop_after: bool = option("end the script once it is measured", "--stop-after", default=False)
+    record_collectives: bool = option(
+        "record every collective until the script ends, for dpscope analyze RUN/collectives/JOB",
+        "--record-collectives",
+        default=False,
+    )
     nccl_log: options.NcclLogs = None
     verbose: options.Verbose = False
     quiet: options.Quiet = False
@@ -107,8 +112,11 @@ def attach(request: AttachRequest) -> None:
 
     # as the processes of the script get them
     given = [f"--{option.replace('_', '-')}={value}" for option, value in request.flags.items()]
-    if request.stop_after:
-        given.append("--stop-after")
+    switches = {
+        "--stop-after": request.stop_after,
+        "--record-collectives": request.record_collectives,
+    }
+    given += [flag for flag, is_on in switches.items() if is_on]
     out, script, repeats = request.out, request.script, request.repeats
     # a mistake is reported before anything is started
     attachment(["--out", str(out), *given, "--", *script])

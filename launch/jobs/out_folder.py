@@ -14,6 +14,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import (
     CALIBRATION_NAME,
     CELLS_NAME,
+    COLLECTIVES_NAME,
     REPORT_NAME,
     files_in,
     fits_layout,
@@ -130,7 +131,7 @@ def _is_foreign(path: Path) -> bool:
     """Whether dpscope neither writes such a file or folder at the top nor leaves it when it is
     killed at its start.
     """
-    if path.name in (CELLS_NAME, TRAININGS_NAME):
+    if path.name in (CELLS_NAME, COLLECTIVES_NAME, TRAININGS_NAME):
         return not all(fits_layout(file.relative_to(path.parent)) for file in files_in(path))
     if path.name in (EQUALITY_FOLDER, REPORT_NAME, TENSORBOARD_NAME):
         return not all(map(bears_mark, files_in(path)))

@@ -62,6 +62,7 @@ class AttachSettings(Config, frozen=True):
         None, "samples per device and step; default: as the model is called", check=at_least(1)
     )
     stop_after: bool = False  # end the script once it is measured
+    record_collectives: bool = False  # write Flight Recorder's records while the script runs
 
 
 def not_measured(

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # of a folder in cells, in which an attached job's processes collect their measurements
 ATTACHED_PREFIX = ".tmp-attached-"
+# where the processes of a job write the records of their collectives
+COLLECTIVES_NAME = "collectives"
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
@@ -49,6 +51,7 @@ _LAYOUT = re.compile(
     | cells/{re.escape(ATTACHED_PREFIX)}[^/]+/ (result\.json | {_MEASURED})
     | training/[^/]+/seed\d+/ ({_JOB} | epochs\.json | checkpoints/(last|previous|best)\.pt)
     | equality/ (settings\.json | [^/]+/({_JOB}) | [^/]+/[^/]+/rank_\d+\.(json|npz))
+    | {COLLECTIVES_NAME}/[^/]+/dump_\d+
     | (cells|training|equality)/ (.+/)? \.tmp-([^/]+-{_RANDOM} | {_RANDOM}/trace\.json)
     """,
     re.VERBOSE,

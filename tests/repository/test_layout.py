@@ -28,7 +28,7 @@ profiling/mirrors: profiling/{records,store}
 profiling/attached: profiling/{instruments,machine,records,store}
 launch/jobs: profiling/{machine,records,store}
 launch/nodes: launch/jobs profiling/{machine,records,store}
-launch/attach: launch/jobs profiling/{attached,machine,records,store}
+launch/attach: launch/jobs profiling/{attached,instruments,machine,records,store}
 launch/workload: launch/jobs profiling/{instruments,records,store}
 launch/planning: launch/{jobs,workload} profiling/{machine,records,store}
 launch/measuring: launch/{jobs,planning,workload} profiling/{instruments,machine,records,store}

@@ -27,10 +27,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("script", ["train.py --steps 7 --out x", "-m json.tool --lr 1"])
 @pytest.mark.parametrize("separator", ["", "--"])
 def test_options_after_the_script_belong_to_it(tmp_path: Path, script: str, separator: str) -> None:
-    found = attachment(shlex.split(f"--out run --steps=20 --stop-after {separator} {script}"))
+    found = attachment(
+        shlex.split(f"--out run --steps=20 --stop-after --record-collectives {separator} {script}")
+    )
     settings = found.settings
     assert (found.command, settings.script) == (tuple(script.split()), script)
     assert (settings.steps, settings.stop_after, settings.out) == (20, True, tmp_path / "run")
+    assert settings.record_collectives
+    assert not attachment(["--out", "run", *shlex.split(script)]).settings.record_collectives
 
 
 @pytest.mark.parametrize(

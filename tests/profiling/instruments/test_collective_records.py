@@ -1,0 +1,74 @@
+"""Records of collectives while a process runs: each once, with rank and host, read by analyze."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from dpscope.analysis.traces.ranks.readers import find_files
+from dpscope.analysis.whole_job.job import RecordedJob, read_job
+from dpscope.profiling.instruments.collective_records import CollectiveRecorder, keep_records
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def reduce(times: int) -> None:
+    for _ in range(times):
+        distributed.all_reduce(torch.zeros(4))
+
+
+def written(path: Path) -> RecordedJob:
+    return read_job(find_files(path), 1 << 30)
+
+
+@pytest.mark.usefixtures("group")
+def test_each_collective_is_recorded_once_with_rank_and_host(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = tmp_path / "job" / "dump_0"
+    reduce(3)
+    recorder = CollectiveRecorder(path, 0, notes.append)
+    recorder._write()
+    before = len(written(path).processes[0])
+    reduce(2)
+    recorder.close()
+    recorder.close()
+    job = written(path)
+    (process,) = job.processes
+    assert len(process) == before + 2
+    assert (job.ranks, job.hosts) == ((0,), (socket.gethostname(),))
+    assert (process.created_ns > 0).all()
+    assert len(notes) == 1
+    assert str(path.parent) in notes[0]
+    # a killed process may have written a part of the last dump
+    path.write_bytes(path.read_bytes()[:-9])
+    assert len(written(path).processes[0]) == before
+
+
+@pytest.mark.usefixtures("group")
+def test_a_file_that_cannot_be_written_ends_the_recording_alone(tmp_path: Path) -> None:
+    notes: list[str] = []
+    (tmp_path / "job").write_text("no folder")
+    reduce(1)
+    CollectiveRecorder(tmp_path / "job" / "dump_0", 1, notes.append).close()
+    assert len(notes) == 1
+    assert "recorded no further" in notes[0]
+
+
+def test_the_environment_of_the_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "77")
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "0")
+    keep_records()
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "77"
+    assert os.environ["TORCH_NCCL_ENABLE_TIMING"] == "0"
+    monkeypatch.delenv("TORCH_NCCL_ENABLE_TIMING")
+    keep_records()
+    assert os.environ["TORCH_NCCL_ENABLE_TIMING"] == "1"
