@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.run_findings import conclusions
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpscope.analysis.figures.draw import PageFigure
-    from dpscope.analysis.what_if.answer import RunAnswer
 
 
 @dataclass(frozen=True)
@@ -134,26 +132,8 @@ def make_report(
     `nccl_logs` are NCCL's logs of one of the jobs. Raises DpscopeError for a log of another job.
     """
     comparison = compare(run, link, calibration, target_efficiency, flops)
-    costs = comparison.collective_costs
-    return Report(
-        run=run,
-        comparison=comparison,
-        nccl=run_chapter(run, costs.calibration, nccl_logs),
-        what_if=_what_if(run, costs),
-    )
-
-
-def _what_if(run: RunData, costs: Costs) -> "RunAnswer | None":
-    """The what-if chapter; its modules are imported only for runs that have a base for
-    predictions.
-    """
-    if run.recorded is None or not any(
-        data.traits.reducer and data.devices > 1 for data in run.measured
-    ):
-        return None
-    from dpscope.analysis.what_if.answer import chapter_of
-
-    return chapter_of(run, costs)
+    nccl = run_chapter(run, comparison.collective_costs.calibration, nccl_logs)
+    return Report(run, comparison, nccl)
 
 
 def write_report(
