@@ -83,8 +83,8 @@ def not_measured(
             )
     else:
         passes = f"{counted(backwards, 'backward pass')} and no step of a torch optimizer"
-        seen = passes if backwards else "it did not reach a training step"
-        advice = _REMEDIES.get(how, "use --steps-by forward, or watch_steps")
+        seen = passes if backwards else "no training step was seen"
+        advice = _REMEDIES.get(how, "if it trains, use --steps-by forward, or watch_steps")
     if how.startswith(RAISED):
         advice = "see its error"
     return f"{how}: nothing was measured: {seen}; {advice}"

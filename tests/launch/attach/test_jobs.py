@@ -271,7 +271,7 @@ print("trained")
     ended = attach(tmp_path, *WINDOWS, "train.py")
     assert (ended.returncode, ended.stdout) == (0, "still here\ntrained\n")
     assert ended.stderr == (
-        "dpscope: the script replaced its process (os.exec): nothing was measured: it did not reach a training step; set what "
+        "dpscope: the script replaced its process (os.exec): nothing was measured: no training step was seen; set what "
         "it sets there before dpscope starts it, so that it need not start again\n"
     )
     assert list((tmp_path / "run").glob("cells/*")) == []

@@ -225,7 +225,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "how", "message"),
     [
-        (0, "the script ended", "it did not reach a training step; use --steps-by forward"),
+        (0, "the script ended", "no training step was seen; if it trains, use --steps-by"),
         (UNTIMED, "the script ended", "11 steps of 16 that are needed; let the script train"),
         (7, "the script raised KeyError", "7 steps of 16 that are needed; see its error"),
     ],
