@@ -67,35 +67,17 @@ _THROTTLE_REASONS = {
 
 
 def device_states(
-    nvml: Any | None, own_process_ids: Sequence[int] | None, visible: str | None = None
+    nvml: Any | None, own_process_ids: Sequence[int] | None
 ) -> tuple[DeviceState, ...]:
-    """Current state of every visible GPU, numbered as by CUDA in PCI order; empty without NVML.
+    """Current state of every GPU, numbered as by NVML; empty without NVML.
 
     A GPU that does not respond at all, such as one that fell off the bus, has only its index.
-    `visible` is the value of CUDA_VISIBLE_DEVICES. `own_process_ids` are not counted as other
-    processes; if they are unknown (None, as in a container, where NVML reports the host's process
-    ids), the other processes are unknown, too.
+    `own_process_ids` are not counted as other processes; if they are unknown (None, as in a
+    container, where NVML reports the host's process ids), the other processes are unknown, too.
     """
-    handles = gpu_handles(nvml)
-    if visible is not None:
-        uuids = [
-            query(nvml, "nvmlDeviceGetUUID", one) or "" if one is not None else ""
-            for one in handles
-        ]
-        chosen = []
-        for name in (part.strip() for part in visible.split(",")):
-            by_index = [handles[int(name)]] if name.isdigit() and int(name) < len(handles) else []
-            by_uuid = [
-                one
-                for one, uuid in zip(handles, uuids, strict=True)
-                if name and uuid.startswith(name)
-            ]
-            if not (matching := by_index or by_uuid):
-                break  # CUDA stops at the first name it cannot resolve
-            chosen.append(matching[0])
-        handles = chosen
     return tuple(
-        _device_state(nvml, handle, index, own_process_ids) for index, handle in enumerate(handles)
+        _device_state(nvml, handle, index, own_process_ids)
+        for index, handle in enumerate(gpu_handles(nvml))
     )
 
 
@@ -125,8 +107,7 @@ def torch_device_states(
 def usable_device_states(
     nvml: Any | None, own_process_ids: Sequence[int] | None
 ) -> tuple[DeviceState, ...]:
-    """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs
-    that the user left visible.
+    """States of all GPUs that torch can use, by torch's index; if it can use none, of NVML's GPUs.
 
     A GPU that NVML does not list (AMD's, or a MIG instance, whose whole GPU NVML lists) only has
     its name and UUID. Where a GPU does not respond to NVML, an unlisted one is taken to be that
@@ -135,7 +116,7 @@ def usable_device_states(
     import torch
 
     if not (count := usable_gpu_count()):
-        return device_states(nvml, own_process_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return device_states(nvml, own_process_ids)
     named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
     known = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
