@@ -309,12 +309,18 @@ def found_meeting(start: NodeStart) -> Found:
 
 
 def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
-    """Announcements for this start in a folder, including those that killed commands left."""
+    """Announcements for this start in a folder, including those that killed commands left.
+
+    A stated port distinguishes two commands in one folder, the second of which will be refused.
+    """
+    port = place.address.port if place.address is not None and place.port_stated else None
     meetings = []
     for path in out.glob(f"{_PREFIX}*"):
         with suppress(DpscopeError):  # of another version
-            meetings.append(read_json_if_there(path, Meeting))
-    return [one for one in meetings if one is not None and one.job == place.job]
+            meeting = read_json_if_there(path, Meeting)
+            if meeting is not None and meeting.job == place.job and port in (None, meeting.port):
+                meetings.append(meeting)
+    return meetings
 
 
 def _answer(place: NodePlace, meeting: Meeting, address: Address) -> Found | str:

@@ -88,6 +88,18 @@ def test_a_folder_that_is_not_shared_is_named(nodes: Nodes, tmp_path: Path) -> N
             found_meeting(nodes.at(1, out=elsewhere, wait_s=0.3))
 
 
+def test_two_commands_in_one_folder_meet_at_their_ports(nodes: Nodes) -> None:
+    """The node of the second one looks before its node 0 is there."""
+    first = Nodes(nodes.out)
+    with opened_folder(first):
+        nodes.start(1)
+        time.sleep(0.5)
+        with nodes.meeting(wait_s=20) as team:
+            assert team.name(1) == "node 1 (n1)"
+        nodes.wait()
+    assert nodes.ended == {1: 7}
+
+
 @contextmanager
 def opened_folder(nodes: Nodes) -> Iterator[Path]:
     """Node 0's file while it waits for the others."""
