@@ -19,6 +19,13 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
 from dpscope.analysis.output.analyze import load
+from dpscope.analysis.output.step_changes import (
+    GITHUB_ROWS,
+    MOST_ROWS,
+    record_of,
+    sentence_of,
+    tables_of,
+)
 from dpscope.analysis.output.traced_report import read_jobs
 from dpscope.analysis.report.files import facts_in_markdown
 from dpscope.analysis.runs.compare import (
@@ -29,6 +36,7 @@ from dpscope.analysis.runs.compare import (
     compare_runs,
 )
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
+from dpscope.analysis.runs.step_change import StepChange, step_changes
 from dpscope.analysis.text.terminal import (
     Terminal,
     print_sentences,
@@ -56,6 +64,7 @@ from dpscope.analysis.training.tables import difference_table
 from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
@@ -79,7 +88,7 @@ STATUS_WORDS = {
 class Judgement:
     """What was found of two runs; `status` is the command's exit status, `answer` the first line.
 
-    `after` is the verdict on the later run by itself.
+    `after` is the verdict on the later run by itself, `steps` why traced steps changed.
     """
 
     changes: Sequence[Change]
@@ -87,6 +96,7 @@ class Judgement:
     status: int
     answer: str
     after: Verdict | None = None
+    steps: Sequence[StepChange] = ()
 
 
 def _json(found: Judgement) -> str:
@@ -99,6 +109,7 @@ def _json(found: Judgement) -> str:
         "answer": found.answer,
         "regressions": [change.cell for change in found.changes if change.is_regression],
         "changes": [_record(change) for change in found.changes],
+        "step_changes": [record_of(one) for one in found.steps],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
     if found.after is not None:
@@ -130,10 +141,6 @@ def _csv(found: Judgement) -> str:
         row = _record(change)
         values = {"unit": "us", "before": row.pop("before_us"), "after": row.pop("after_us")}
         rows.append(row | values)
-    for use in found.uses:
-        rates = {"before": use.before_tflops, "after": use.after_tflops}
-        named = {"cell": use.cell, "quantity": "achieved", "unit": "TFLOP/s", **rates}
-        rows.append(named | use.ratio.record("ratio"))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _CSV_COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -143,10 +150,13 @@ def _csv(found: Judgement) -> str:
 
 def _github(found: Judgement) -> str:
     """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; the parts folded."""
-    steps, *others = (render(table, "markdown") for table in _tables(found))
+    steps, *others = (render(table, "markdown") for table in _tables(found, GITHUB_ROWS))
     parts = [
         f"### dpscope compare: {STATUS_WORDS[found.status]}\n",
-        f"{in_markdown(found.answer)}\n",
+        *(
+            f"{in_markdown(line)}\n"
+            for line in (found.answer, *map(sentence_of, _explained(found)))
+        ),
         steps,
         *map(finding_line, found.findings),
     ]
@@ -157,8 +167,10 @@ def _github(found: Judgement) -> str:
     return "\n".join(parts)
 
 
-def _tables(found: Judgement) -> list[TextTable]:
-    return [table for table in change_tables(found.changes) if table.rows]
+def _tables(found: Judgement, most: int = MOST_ROWS) -> list[TextTable]:
+    """With at most so many classes of kernels."""
+    why = (table for step in _explained(found) for table in tables_of(step, most))
+    return [table for table in (*change_tables(found.changes), *why) if table.rows]
 
 
 _PRINTERS: Mapping[str, Callable[[Judgement], str]] = {"json": _json, "github": _github}
@@ -198,15 +210,16 @@ def print_comparison(
         _check_models(
             earlier, later, before.recorded.config.workload, after.recorded.config.workload, force
         )
+    after, unlike = _as_one_cell(before, after)
     with progress(f"Comparing {before.path} with {after.path}"):
-        found = _judge(before, after, share, force)
+        found = _judge(before, after, share, force, unlike)
     if (for_programs := _PRINTERS.get(output_format)) is not None:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
         write_out(for_programs(found) + "\n")
         return found.status
     if output_format == "table":
-        print_sentences(console, [found.answer])
+        print_sentences(console, [found.answer, *map(sentence_of, _explained(found))])
     if output_format == "csv":
         write_out(_csv(found))
         _complain(found.findings)
@@ -218,9 +231,31 @@ def print_comparison(
     return found.status
 
 
-def _judge(before: RunData, after: RunData, share: float | None, force: bool) -> Judgement:
+def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, list[Finding]]:
+    """Traces of jobs of other sizes under one name, since their common ranks compare; and that they
+    differ.
+    """
+    if before.recorded is not None or after.recorded is not None:
+        return after, []
+    (earlier,) = before.cells.values()
+    (later,) = after.cells.values()
+    if earlier.name == later.name:
+        return after, []
+    renamed = replace(later, name=earlier.name)
+    message = f"{before.path} holds {earlier.name}, {after.path} {later.name}"
+    differ = PlanCode.SETTINGS_DIFFER.finding(message)
+    return replace(after, cells={earlier.name: renamed}), [differ]
+
+
+def _judge(
+    before: RunData,
+    after: RunData,
+    share: float | None,
+    force: bool,
+    unlike: Sequence[Finding],
+) -> Judgement:
     changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
-    differ, lost = setting_findings(before, after), list(lost_findings(before, after))
+    differ, lost = [*unlike, *setting_findings(before, after)], list(lost_findings(before, after))
     undecided = list(undecided_findings(changes))
     answer = headline(changes)
     if differ and not force:
@@ -232,7 +267,30 @@ def _judge(before: RunData, after: RunData, share: float | None, force: bool) ->
         status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
         answer = "".join(f"Not judged: {one.message}. " for one in lost) + answer
     findings = [*differ, *lost, *undecided]
-    return Judgement(changes, findings, status, answer)
+    return Judgement(
+        changes,
+        findings,
+        status,
+        answer,
+        steps=step_changes(before, after),
+    )
+
+
+def _explained(found: Judgement) -> list[StepChange]:
+    """Of the steps those that changed, of which a class of kernels did, and of one job each, whose
+    changes nothing judges.
+    """
+    by_cell = {change.cell: change for change in found.changes if change.is_step}
+    return [
+        step
+        for step in found.steps
+        if (change := by_cell.get(step.cell)) is not None
+        and (
+            change.outcome in ("slower", "faster")
+            or change.verdict == "too_few_samples"
+            or any(one.significant for one in step.classes)
+        )
+    ]
 
 
 def _load(path: Path) -> RunData:

@@ -20,6 +20,7 @@ STEP = "step"
 TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
 JUDGED = (STEP, TRACED_STEP)
 COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
+_NOTHING_US = 1e-3  # what sums of whole nanoseconds leave
 _QUANTITIES = (STEP, TRACED_STEP, *COMPONENTS)
 
 
@@ -212,6 +213,6 @@ def _samples(data: Job, quantity: str) -> list[stats.Samples]:
     means = steps.means(windows[column])
     repeats = windows["repeat"][steps.first]
     # a part that no step has, such as the communication of one device, is no quantity to compare
-    if not (means > 0).any():
+    if not (means > _NOTHING_US).any():
         return []
     return [means[repeats == repeat] for repeat in np.unique(repeats)]

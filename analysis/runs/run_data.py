@@ -38,6 +38,7 @@ from dpscope.analysis.traces.ranks.job import (
     together,
 )
 from dpscope.analysis.traces.ranks.ledger import step_count
+from dpscope.analysis.traces.ranks.readers import why_no_events
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, job_tables, read_kept
 from dpscope.analysis.traces.reading.table import Table
@@ -63,6 +64,7 @@ class TraceFile:
 
     path: Path
     rank: int | None
+    repeat: int = 0
 
 
 class NothingMeasuredError(DpscopeError):
@@ -84,6 +86,7 @@ class RunData:
     cells: dict[str, Job]
     training: TrainingData | None = None
     traces: tuple[TraceFile, ...] = ()
+    no_events: str = ""  # why there are none to be read of such traces, as in partials
     untrained: str = ""  # why trainings that were begun in the same folder are not shown
 
     @property
@@ -108,6 +111,19 @@ class RunData:
     @property
     def measured(self) -> list[Job]:
         return [cell for cell in self.cells.values() if cell.measured]
+
+    def trace_files(self, job: Job) -> dict[int, list[Path]]:
+        """The files with a cell's traces, by repeat. Raises DpscopeError where they hold no events."""
+        if self.no_events:
+            raise DpscopeError(self.no_events)
+        if self.recorded is None:
+            repeats = {one.repeat for one in self.traces}
+            return {
+                repeat: [one.path for one in self.traces if one.repeat == repeat]
+                for repeat in sorted(repeats)
+            }
+        repeats = set(job.tables.steps["repeat"].tolist())
+        return {repeat: self.folder.repeat(job.cell, repeat).traces() for repeat in sorted(repeats)}
 
     @cached_property
     def spreads(self) -> RunSpreads:
@@ -312,15 +328,16 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
                 f"({other.strategy}); name folders of the same job traced several times"
             )
     files: dict[Path, TraceFile] = {}
-    for analysis in jobs.values():
+    for repeat, analysis in enumerate(jobs.values()):
         for one in analysis.summaries:
             path = Path(one.source.removesuffix(f" (rank {one.rank})"))
-            files.setdefault(path, TraceFile(path, one.rank))  # of several ranks the first
+            files.setdefault(path, TraceFile(path, one.rank, repeat))  # of several ranks the first
     return RunData(
         common,
         None,
         {job.name: as_repeats([*jobs.values()])},
         traces=tuple(files.values()),
+        no_events=why_no_events(paths),
     )
 
 

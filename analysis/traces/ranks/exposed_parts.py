@@ -15,10 +15,10 @@ import numpy as np
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.lateness import late_ranks, lost_once
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
-from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import ROOTED
+from dpscope.analysis.traces.steps.intervals import Pieces
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -233,29 +233,11 @@ def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatC
     return moves[: len(collectives)], moves[len(collectives) :]
 
 
-class _Pieces:
-    """Disjoint intervals in order, each with its row: where intervals overlap, the time belongs to
-    the one that began first.
-    """
-
-    def __init__(self, starts: FloatColumn, ends: FloatColumn, rows: IntColumn) -> None:
-        order = np.argsort(starts, kind="stable")
-        starts, ends, rows = starts[order], ends[order], rows[order]
-        reach = np.maximum.accumulate(np.concatenate(([-np.inf], ends[:-1]))) if len(ends) else ends
-        starts = np.maximum(starts, reach)
-        kept = ends > starts
-        self.starts, self.ends, self.rows = starts[kept], ends[kept], rows[kept]
-
-    def row_at(self, times: FloatColumn) -> IntColumn:
-        """The row whose piece holds each time, -1 for none."""
-        return np.append(self.rows, -1)[intervals.index_at(self.starts, self.ends, times)]
-
-
 def _cut(collectives: Table, stretches: Table) -> Table:
     """The stretches cut at every edge of a part: a row per piece, COLUMNS."""
     moves, stretch_moves = _moves_us(collectives, stretches)
     starts, ends = (stretches[name] + stretch_moves for name in ("start_us", "end_us"))
-    within = _Pieces(starts, ends, np.arange(len(stretches)))
+    within = Pieces(starts, ends, np.arange(len(stretches)))
     rows, begin = np.arange(len(collectives)), collectives["start_us"] + moves
     end, split = (
         collectives["start_us"] + collectives["duration_us"] + moves,
@@ -264,11 +246,9 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     # where collectives transfer, where they wait, and where those are in flight that cannot be
     # split
     by_part = {
-        "transfer": _Pieces(
-            end[split] - collectives["transfer_us"][split], end[split], rows[split]
-        ),
-        "wait": _Pieces(begin[split], begin[split] + collectives["wait_us"][split], rows[split]),
-        "other": _Pieces(begin[~split], end[~split], rows[~split]),
+        "transfer": Pieces(end[split] - collectives["transfer_us"][split], end[split], rows[split]),
+        "wait": Pieces(begin[split], begin[split] + collectives["wait_us"][split], rows[split]),
+        "other": Pieces(begin[~split], end[~split], rows[~split]),
     }
     pieces = [within, *by_part.values()]
     edges = np.unique(np.concatenate([times for one in pieces for times in (one.starts, one.ends)]))

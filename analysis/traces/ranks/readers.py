@@ -104,13 +104,20 @@ def find_files(paths: Paths) -> Found:
 
 def find_traces(paths: Paths) -> list[Path]:
     """The same for what needs events; raises DpscopeError for files without."""
+    if reason := why_no_events(paths):
+        raise DpscopeError(reason)
+    return find_files(paths).files
+
+
+def why_no_events(paths: Paths) -> str:
+    """Why the files hold no events; empty if they do. Raises DpscopeError as `find_files`."""
     found = find_files(paths)
-    if not found.reader.has_events:
-        named = found.reader.name
-        raise DpscopeError(
-            f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces"
-        )
-    return found.files
+    if found.reader.has_events:
+        return ""
+    named = found.reader.name
+    return (
+        f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces"
+    )
 
 
 def holds_files(path: Path) -> bool:

@@ -27,7 +27,7 @@ _DENSE = 4
 
 _NAMES: dict[Kind, tuple[str, ...]] = {
     "word": (
-        "kind", "moved_as", "group", "group_ranks", "phase", "operator", "part", "host", "switch", "measuring_pass",
+        "kind", "moved_as", "group", "group_ranks", "phase", "operator", "kernel", "part", "host", "switch", "measuring_pass",
     ),
     "truth": ("partial_window", "compute_stream", "overlapped"),
     "real": (
@@ -37,11 +37,13 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
         "begin_us", "compute_done", "compiled_share", "time_us", "overlap_us", "pace", "transfer_us", "wait_us",
         "exposed_transfer_us", "exposed_wait_us", "exposed_other_us", "wait_per_step_us", "share", "caused_share",
         "exposed_share", "lateness_us", "cost_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
+        "calls", "free_calls", "free_us",
     ),
     "whole": (
         "repeat", "rank", "device", "step", "epoch", "samples", "replica", "sequence", "order", "bytes", "model_bytes",
         "group_size", "concurrent", "match", "late_rank", "waiting_rank", "collectives", "steps", "count", "kernel_class",
         "place", "copied_bytes", "collective_count", "collective_bytes", "local_rank", "ranks",
+        "sizes", "launch",
     ),
 }  # fmt: skip
 COLUMN_KINDS: dict[str, Kind] = {name: kind for kind, names in _NAMES.items() for name in names}

@@ -280,6 +280,12 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
 def cpu_compute(attribution: Attribution) -> Intervals:
     """K of a CPU timeline: the union over threads of the time in which the innermost operator or
     range of a thread computes.
+    """
+    return intervals.merge(*(computed for _, computed in compute_by_thread(attribution)))
+
+
+def compute_by_thread(attribution: Attribution) -> Iterator[tuple[IntColumn, Intervals]]:
+    """Of each thread of a CPU timeline its operators, and when the innermost of them computes.
 
     An operator may enclose a wait: `aten::sum` of a DTensor encloses
     `_c10d_functional::wait_tensor`, an autograd node encloses FSDP's hooks. Of such an operator
@@ -290,7 +296,6 @@ def cpu_compute(attribution: Attribution) -> Intervals:
     kinds = (Kind.COMPUTE, Kind.HOST_RANGE, Kind.COMMUNICATION_CALL)
     compute, copies, calls = (np.flatnonzero(attribution.rows(kind)) for kind in kinds)
     waiting_threads, waits = _waits_in_callers(attribution)
-    parts = []
     for thread in np.unique(events.thread[compute]).tolist():
         own_compute, own_copies, own_calls = (
             rows[events.thread[rows] == thread] for rows in (compute, copies, calls)
@@ -299,8 +304,7 @@ def cpu_compute(attribution: Attribution) -> Intervals:
             (intervals.spans(events, own_calls), waits[waiting_threads == thread])
         )
         own = _innermost(intervals.spans(events, own_compute), own_waits)
-        parts.append(intervals.difference(own, intervals.of_events(events, own_copies)))
-    return intervals.merge(*parts)
+        yield own_compute, intervals.difference(own, intervals.of_events(events, own_copies))
 
 
 def _innermost(operators: Intervals, waits: Intervals) -> Intervals:

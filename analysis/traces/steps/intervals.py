@@ -111,6 +111,24 @@ def index_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntC
     return np.where(times < np.append(ends, -np.inf)[index], index, -1)
 
 
+class Pieces:
+    """Disjoint intervals in order, each with its row: where intervals overlap, the time belongs to
+    the one that began first.
+    """
+
+    def __init__(self, starts: FloatColumn, ends: FloatColumn, rows: IntColumn) -> None:
+        order = np.argsort(starts, kind="stable")
+        starts, ends, rows = starts[order], ends[order], rows[order]
+        reach = np.maximum.accumulate(np.concatenate(([-np.inf], ends[:-1]))) if len(ends) else ends
+        starts = np.maximum(starts, reach)
+        kept = ends > starts
+        self.starts, self.ends, self.rows = starts[kept], ends[kept], rows[kept]
+
+    def row_at(self, times: FloatColumn) -> IntColumn:
+        """The row whose piece holds each time, -1 for none."""
+        return np.append(self.rows, -1)[index_at(self.starts, self.ends, times)]
+
+
 def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) -> IntColumn:
     """For each of `at_rows` (-1 for none) the innermost candidate range of its thread in which it
     begins, else -1.
@@ -124,16 +142,24 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
         own = ranges[events.thread[ranges] == thread]
         own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
         mine = known[threads == thread]
-        times = events.start_us[at_rows[mine]]
-        index = np.searchsorted(events.start_us[own], times, side="right") - 1
-        ends, parents = np.append(events.end_us[own], np.inf), None
-        while (outside := times > ends[index]).any():
-            parents = (
-                _parents(events.start_us[own], events.end_us[own]) if parents is None else parents
-            )
-            index[outside] = parents[index[outside]]
+        index = innermost_at(
+            events.start_us[own], events.end_us[own], events.start_us[at_rows[mine]]
+        )
         result[mine] = np.append(own, -1)[index]
     return result
+
+
+def innermost_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntColumn:
+    """For each time the innermost of nested ranges that holds it, -1 for none.
+
+    Ranges are in order of start, the longer first of those that start together.
+    """
+    index = np.searchsorted(starts, times, side="right") - 1
+    ends, parents = np.append(ends, np.inf), None
+    while (outside := times > ends[index]).any():
+        parents = _parents(starts, ends[:-1]) if parents is None else parents
+        index[outside] = parents[index[outside]]
+    return index
 
 
 def _parents(starts: FloatColumn, ends: FloatColumn) -> IntColumn:

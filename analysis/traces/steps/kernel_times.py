@@ -69,11 +69,9 @@ def _kernels(attribution: Attribution) -> Table:
     )  # else communication may be missing
     rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & in_step)
     rows = rows[np.argsort(events.start_us[rows], kind="stable")]
-    if attribution.on_device:
-        operator = innermost(events, attribution.launch_row[rows], operators)
-    else:
+    if not attribution.on_device:
         rows = rows[_is_leaf(attribution, operators)[rows]]
-        operator = rows
+    operator = operators_of(attribution, rows)
     nodes = operators & events.named(lambda name: name.startswith(_NODE))
     in_backward = innermost(events, operator, nodes) >= 0
     hashes = np.array([*(zlib.crc32(name.encode()) for name in events.names), -1], dtype=np.int64)
@@ -82,7 +80,7 @@ def _kernels(attribution: Attribution) -> Table:
         device=events.device[rows] if attribution.on_device else None,
         step=attribution.step[rows],
         time_us=events.duration_us[rows],
-        overlap_us=_overlap_us(attribution, rows),
+        overlap_us=next_to_communication_us(attribution, rows),
         operator=Words.coded(called, [*events.names, "unknown"]),
         kernel_name=hashes[events.name[rows]],
         operator_name=hashes[called],
@@ -103,6 +101,16 @@ def _kernels(attribution: Attribution) -> Table:
     kernels = kernels.take((kernels["sizes"] >= 0) | equal)
     place = np.where(kernels["sizes"] < 0, kernels["place"], -1)
     return kernels.assign(kernel_class=_hashes([*(kernels[name] for name in _SAME), place]))
+
+
+def operators_of(attribution: Attribution, kernels: IntColumn) -> IntColumn:
+    """The rows of the innermost operators that launched these kernels, -1 for none; on a CPU
+    timeline they themselves.
+    """
+    if not attribution.on_device:
+        return kernels
+    operators = attribution.events.is_category(Category.CPU_OP)
+    return innermost(attribution.events, attribution.launch_row[kernels], operators)
 
 
 def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
@@ -130,7 +138,7 @@ def _pace(kernels: Table) -> FloatColumn:
     return np.asarray(ratio[steps.code], dtype=np.float64)
 
 
-def _overlap_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
+def next_to_communication_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     """How much of each event overlaps communication of its device, or of the process on a CPU
     timeline.
     """

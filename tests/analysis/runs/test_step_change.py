@@ -1,0 +1,156 @@
+"""Why a traced step changed: what is planted is found, and the parts add up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.runs.run_data import traced_repeats
+from dpscope.analysis.runs.step_change import COMPUTE, StepChange, step_changes
+from dpscope.analysis.text.terminal import Terminal
+from dpscope.analysis.traces.ranks.kineto import read_attributed
+from dpscope.analysis.traces.ranks.readers import find_traces
+from dpscope.analysis.traces.ranks.reduce import reduce_traces
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
+from dpscope.analysis.traces.steps.breakdown import step_table
+from dpscope.analysis.traces.steps.kernel_work import kernel_work
+from tests.helpers.changed_jobs import LATE_RANK, OPERATORS, Planted, duration_us, write_jobs
+from tests.helpers.paths import DATA, EXAMPLE_RUN
+
+NOISE = 0.01
+
+
+def changed(folder: Path, before: Planted, after: Planted, repeats: int = 3) -> StepChange:
+    sides = []
+    for seed, planted in enumerate((before, after)):
+        path = write_jobs(folder / f"side{seed}", planted, repeats, seed)
+        sides.append(traced_repeats(analyze_jobs([path]), [path]))
+    (change,) = step_changes(*sides)
+    assert sum(one.change_us for one in change.parts) == pytest.approx(change.change_us, abs=1e-3)
+    compute_us = sum(one.change_us for one in change.parts if one.part == COMPUTE)
+    assert sum(one.change_us for one in change.classes) == pytest.approx(compute_us, abs=1e-3)
+    return change
+
+
+def significant(change: StepChange) -> list[str]:
+    return [one.part for one in change.classes if one.significant]
+
+
+def test_an_operator_that_is_7_percent_slower_is_named(tmp_path: Path) -> None:
+    change = changed(tmp_path, Planted(noise=NOISE), Planted(slower={15: 1.07}, noise=NOISE))
+    assert significant(change) == ["aten::op_15"]
+    (slower,) = (one for one in change.classes if one.significant)
+    assert slower.count_us == 0
+    assert slower.alone_us == pytest.approx(0.07 * 2 * duration_us(15), abs=5.0)
+
+
+def test_further_calls_are_counted_and_no_slower_kernels(tmp_path: Path) -> None:
+    change = changed(tmp_path, Planted(noise=NOISE), Planted(twice=frozenset({7}), noise=NOISE))
+    assert significant(change) == ["aten::op_7"]
+    (more,) = (one for one in change.classes if one.significant)
+    assert (more.calls_before, more.calls_after) == (2, 4)
+    assert more.count_us == pytest.approx(2 * duration_us(7), rel=0.03)
+
+
+def test_a_late_rank_is_waiting_for_it_and_no_kernel(tmp_path: Path) -> None:
+    """Rank 0 waits 400 us more and rank 1 is idle 400 us more: 200 us each on average."""
+    change = changed(tmp_path, Planted(), Planted(late_us=400.0), repeats=1)
+    assert change.change_us == pytest.approx(400.0, abs=0.01)
+    parts_us = {one.part: one.change_us for one in change.parts}
+    assert parts_us[f"waiting for rank {LATE_RANK}"] == pytest.approx(200.0, abs=0.01)
+    assert parts_us["idle"] + parts_us["idle, nothing launched"] == pytest.approx(200.0, abs=0.01)
+    assert parts_us[COMPUTE] == pytest.approx(0.0, abs=0.01)
+    assert change.critical_rank == LATE_RANK
+
+
+def test_contention_is_told_from_slower_kernels(tmp_path: Path) -> None:
+    """Kernels next to the all-reduce take 1.2 times as long: a fifth of half of the compute."""
+    change = changed(tmp_path, Planted(), Planted(contention=1.2), repeats=1)
+    planted_us = 0.2 * sum(map(duration_us, range(OPERATORS)))
+    assert sum(one.contention_us or 0.0 for one in change.classes) == pytest.approx(planted_us)
+    assert sum(one.alone_us or 0.0 for one in change.classes) == pytest.approx(0.0, abs=0.01)
+
+
+def test_kernels_that_a_library_renamed_are_compared(tmp_path: Path) -> None:
+    after = Planted(renamed=frozenset({3}), slower={3: 0.5})
+    change = changed(tmp_path, Planted(), after, repeats=1)
+    (renamed,) = (one for one in change.classes if one.occurrence == "renamed")
+    assert renamed.part == "aten::op_3"
+    assert renamed.change_us == pytest.approx(-duration_us(3), abs=0.01)
+
+
+def test_without_input_sizes_the_answer_says_so(tmp_path: Path) -> None:
+    change = changed(tmp_path, Planted(shapes=False), Planted(shapes=False), repeats=1)
+    (note,) = change.notes
+    assert note.startswith(
+        "the input sizes of kernels with 100% of the compute time are not recorded"
+    )
+
+
+@pytest.mark.parametrize(
+    "traces",
+    [
+        DATA / "a100x2_ddp_resnet50_rank0.json.gz",
+        DATA / "v100x8_ddp_dlrm",
+        *sorted((EXAMPLE_RUN / "cells").glob("*/repeat0/traces")),
+    ],
+    ids=str,
+)
+def test_the_classes_of_a_step_add_up_to_its_compute(traces: Path) -> None:
+    """Of real traces, on devices and CPUs, of processes and of threads."""
+    for file in find_traces([traces]):
+        for attribution in read_attributed(file, DEFAULT_LIMITS):
+            steps = step_table(attribution)
+            work = kernel_work(attribution)
+            groups = work.group("device", "step")
+            sums_us = groups.sums(work["time_us"])[
+                steps.places_in(work.take(groups.first), ("device", "step"))
+            ]
+            assert sums_us.tolist() == pytest.approx(steps["compute_us"].tolist(), abs=1e-3)
+
+
+def test_jobs_of_other_sizes_compare_their_common_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = write_jobs(tmp_path / "before", Planted(), 1)
+    after = write_jobs(tmp_path / "after", Planted(slower={15: 1.5}), 1)
+    (after / "0_1.pt.trace.json").unlink()
+    assert print_comparison(before, after, None, "json", Terminal()) == 3
+    (change,) = json.loads(capsys.readouterr().out)["step_changes"]
+    assert change["ranks"] == [0]
+    assert change["notes"][0] == "only the ranks that both runs traced are compared: 0"
+    slower = max(change["classes"], key=lambda one: one["change_us"])
+    assert (slower["part"], slower["change_us"]) == (
+        "aten::op_15",
+        pytest.approx(duration_us(15), abs=0.01),
+    )
+
+
+def test_partials_hold_no_kernels_and_the_ledger_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, planted in (("before", Planted()), ("after", Planted(late_us=400.0))):
+        reduce_traces(write_jobs(tmp_path / f"{name}_traces", planted), tmp_path / name)
+    assert print_comparison(tmp_path / "before", tmp_path / "after", None, "json", Terminal()) == 3
+    (change,) = json.loads(capsys.readouterr().out)["step_changes"]
+    assert change["classes"] == []
+    assert "holds no events" in change["no_classes"]
+    assert change["change_us"] == pytest.approx(400.0, abs=0.01)
+
+
+def test_the_answer_names_the_parts_and_fits_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    before = write_jobs(tmp_path / "a", Planted(noise=NOISE), 3, 1)
+    after = write_jobs(tmp_path / "b", Planted(noise=NOISE, twice=frozenset({19})), 3, 2)
+    assert print_comparison(before, after, 0.5, "table", Terminal()) == 0
+    shown = capsys.readouterr().out
+    assert "aten::op_19 (2 to 4 calls)" in " ".join(shown.split())
+    assert "What changed in the traced step" in shown
+    assert "by kernels" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    print_comparison(before, after, 0.5, "github", Terminal())
+    assert "aten::op_19" in capsys.readouterr().out
