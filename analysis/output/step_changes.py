@@ -122,18 +122,32 @@ def tables_of(step: StepChange, most: int = MOST_ROWS) -> Iterator[TextTable]:
     """The parts of the step, which add up to it, and the classes of kernels, which add up to its
     compute: the largest changes first, small ones and those after the first `most` summed.
     """
-    whole = PartChange("traced step", step.before_us, step.after_us)
+    whole = PartChange(
+        "traced step",
+        step.before_us,
+        step.after_us,
+    )
     parts = [one for one in step.parts if _is_there(one)]
     parts.sort(key=_size, reverse=True)
     notes = list(step.notes)
     if step.no_classes:
         notes.append(f"compute is not divided by kernels: {step.no_classes}")
     title = f"What changed in the traced step of {step.cell} [{{unit}}]"
-    yield table_of(title, _PART_FIELDS, [*parts, whole], notes)
+    yield table_of(
+        title,
+        _PART_FIELDS,
+        [*parts, whole],
+        notes,
+    )
     rows = _largest(step, most)
     if len(rows) > 1:
         title = f"Compute of {step.cell} by kernels [{{unit}}]"
-        yield table_of(title, _class_fields(step), rows, _class_notes(step))
+        yield table_of(
+            title,
+            _class_fields(step),
+            rows,
+            _class_notes(step),
+        )
 
 
 def _size(part: PartChange) -> float:
@@ -147,7 +161,11 @@ def _is_there(part: PartChange) -> bool:
 
 def _largest(step: StepChange, most: int) -> list[ClassChange]:
     """The classes with the largest changes; small ones, and those after the first `most`, as one."""
-    ranked = sorted(step.classes, key=_size, reverse=True)
+    ranked = sorted(
+        step.classes,
+        key=_size,
+        reverse=True,
+    )
     others = (one for one in step.parts if one.part != COMPUTE)
     least_us = _LEAST_SHOWN * sum(map(_size, [*ranked, *others]))
     shown = [one for one in ranked if _size(one) > least_us][:most]
@@ -157,9 +175,21 @@ def _largest(step: StepChange, most: int) -> list[ClassChange]:
 
 _PART_FIELDS = (
     Field("part", "part"),
-    Field("before", "before_us", "time"),
-    Field("after", "after_us", "time"),
-    Field("change", "change_us", "time"),
+    Field(
+        "before",
+        "before_us",
+        "time",
+    ),
+    Field(
+        "after",
+        "after_us",
+        "time",
+    ),
+    Field(
+        "change",
+        "change_us",
+        "time",
+    ),
 )
 _CLASS_NOTES = (
     "a class has one operator, kernel name, input sizes, grid and block; it is named by the operator that launched it",

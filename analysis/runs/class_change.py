@@ -117,12 +117,18 @@ def class_changes(
             side.of_rank(critical_rank).per_step("time_us", count) for side in (before, after)
         )
         critical_us = later - earlier
-    probabilities = _probabilities(before, after, count)
+    probabilities = _probabilities(
+        before,
+        after,
+        count,
+    )
     changes = []
     for code, (operator, kernel) in enumerate(classes.names):
         earlier_class, later_class = first.of_class(code), second.of_class(code)
         if not (earlier_class.present or later_class.present):
             continue  # joined with another one
+        change_us = later_class.time_us - earlier_class.time_us
+        count_us, alone_us = _effects_us(earlier_class, later_class)
         changes.append(
             ClassChange(
                 part=operator,
@@ -132,7 +138,9 @@ def class_changes(
                 calls_before=earlier_class.calls,
                 calls_after=later_class.calls,
                 occurrence=_occurrence(earlier_class, later_class, bool(classes.renamed[code])),
-                **_effects_us(earlier_class, later_class),
+                count_us=count_us,
+                duration_us=change_us - count_us,
+                alone_us=alone_us,
                 critical_change_us=_known(critical_us[code]),
                 probability=_known(probabilities[code]),
                 sizes_known=bool(classes.sizes_known[code]),
@@ -192,16 +200,14 @@ def _occurrence(before: _ClassMeans, after: _ClassMeans, renamed: bool) -> Occur
     return "renamed" if renamed else "both"
 
 
-def _effects_us(before: _ClassMeans, after: _ClassMeans) -> dict[str, float | None]:
-    """The fields of a ClassChange; a class that one run lacks changes by its count alone."""
-    change_us = after.time_us - before.time_us
+def _effects_us(before: _ClassMeans, after: _ClassMeans) -> tuple[float, float | None]:
+    """`count_us` and `alone_us` of a ClassChange; a class that one run lacks changes by its count."""
     if not before.calls or not after.calls:
-        return {"count_us": change_us, "duration_us": 0.0, "alone_us": None}
+        return after.time_us - before.time_us, None
     count_us = (after.calls - before.calls) * before.each_us
-    alone_us = None
-    if before.each_free_us is not None and after.each_free_us is not None:
-        alone_us = after.calls * (after.each_free_us - before.each_free_us)
-    return {"count_us": count_us, "duration_us": change_us - count_us, "alone_us": alone_us}
+    if before.each_free_us is None or after.each_free_us is None:
+        return count_us, None
+    return count_us, after.calls * (after.each_free_us - before.each_free_us)
 
 
 @dataclass(frozen=True)
@@ -219,7 +225,11 @@ def _numbered(before: Table, after: Table) -> _Numbered:
     both = joined([before, after])
     is_after = np.arange(len(both)) >= len(before)
     classes = both.group(*CLASS)
-    code = _with_renamed(both, classes.code, is_after)
+    code = _with_renamed(
+        both,
+        classes.code,
+        is_after,
+    )
     renamed = np.zeros(len(classes), dtype=bool)
     renamed[code[code != classes.code]] = True
     first = both.take(classes.first).records(("operator", "kernel"))
@@ -249,7 +259,11 @@ def _with_renamed(both: Table, code: IntColumn, is_after: BoolColumn) -> IntColu
 def _on_both_sides(code: IntColumn, is_after: BoolColumn) -> BoolColumn:
     """Which groups have rows of both runs."""
     rows = np.bincount(code)
-    later = np.bincount(code, is_after, len(rows))
+    later = np.bincount(
+        code,
+        is_after,
+        len(rows),
+    )
     return np.asarray((later > 0) & (later < rows))
 
 
@@ -271,8 +285,8 @@ def _probabilities(before: StepKernels, after: StepKernels, classes: int) -> Flo
     shares = [
         side.mean(axis=0) / run.step_us for side, run in zip(sides, (before, after), strict=True)
     ]
-    always = np.logical_and(*((side > 0).all(axis=0) for side in sides))
-    tested = np.flatnonzero(always & (np.maximum(*shares) >= _LEAST_SHARE))
+    always = np.all([(side > 0).all(axis=0) for side in sides], axis=0)
+    tested = np.flatnonzero(always & (np.max(shares, axis=0) >= _LEAST_SHARE))
     logs = [np.log(side[:, tested]).T for side in sides]
     differences = np.abs(logs[1].mean(axis=1) - logs[0].mean(axis=1))
     each = [

@@ -74,7 +74,11 @@ class _Side:
     @classmethod
     def of(cls, run: RunData, job: Job) -> "_Side":
         every = job.critical_windows
-        return cls(run, job, every.take(every.known("step_us")) if len(every) else every)
+        return cls(
+            run,
+            job,
+            every.take(every.known("step_us")) if len(every) else every,
+        )
 
     def of_ranks(self, ranks: IntColumn) -> "_Side":
         return replace(self, windows=self.windows.take(np.isin(self.windows["rank"], ranks)))
@@ -87,17 +91,20 @@ class _Side:
 
     def kernels(self) -> StepKernels:
         """Raises DpscopeError where the traces cannot be read or hold no events."""
-        files = [
-            (repeat, file)
-            for repeat, group in self.run.trace_files(self.job).items()
-            for file in group
-        ]
-        paths = [file for _, file in files]
-        tables = over_cores(kernels_in, paths, paths)
-        rows = joined(
-            [table.assign(repeat=repeat) for (repeat, _), table in zip(files, tables, strict=True)]
+        repeats: list[int] = []
+        files: list[Path] = []
+        for repeat, of_repeat in self.run.trace_files(self.job).items():
+            repeats += [repeat] * len(of_repeat)
+            files += of_repeat
+        tables = over_cores(
+            kernels_in,
+            files,
+            files,
         )
-        return StepKernels.of(self.windows, rows)
+        numbered = [
+            table.assign(repeat=repeat) for repeat, table in zip(repeats, tables, strict=True)
+        ]
+        return StepKernels.of(self.windows, joined(numbered))
 
 
 def kernels_in(file: Path) -> Table:
@@ -111,7 +118,13 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
     before, after = before.of_ranks(ranks), after.of_ranks(ranks)
     earlier, later = before.ledger, after.ledger
     known = before.job.communication_known and after.job.communication_known
-    parts = tuple(_parts(earlier, later, known))
+    parts = tuple(
+        _parts(
+            earlier,
+            later,
+            known,
+        )
+    )
     critical = _critical_rank(after.windows) if len(ranks) > 1 else None
     classes: list[ClassChange] = []
     no_classes = ""
@@ -143,15 +156,17 @@ def _critical_rank(windows: Table) -> int:
 
 def _parts(before: Ledger, after: Ledger, communication_known: bool) -> Iterator[PartChange]:
     """The parts of the ledger, as fine as both runs know them; they add up to the step."""
-    ledgers = before, after
     if before.compute_us is None or after.compute_us is None:
         yield PartChange("all of the step", before.traced_step_us, after.traced_step_us)
         return
     yield PartChange(COMPUTE, before.compute_us, after.compute_us)
     exposed = before.exposed_us, after.exposed_us
     if None in exposed or not communication_known:
-        rest_us = [one.traced_step_us - (one.compute_us or 0.0) for one in ledgers]
-        yield PartChange("all but compute", *rest_us)
+        yield PartChange(
+            "all but compute",
+            before.traced_step_us - before.compute_us,
+            after.traced_step_us - after.compute_us,
+        )
         return
     if before.is_split and after.is_split:
         waits = before.wait_by_rank_us, after.wait_by_rank_us
@@ -162,7 +177,7 @@ def _parts(before: Ledger, after: Ledger, communication_known: bool) -> Iterator
         yield from _by(other_part, *others)
     else:
         yield PartChange("exposed communication", *exposed)
-    yield from _idle(*ledgers)
+    yield from _idle(before, after)
 
 
 def _by(
@@ -174,14 +189,17 @@ def _by(
 
 def _idle(before: Ledger, after: Ledger) -> Iterator[PartChange]:
     """Idle time, by what is known of it in both runs."""
-    rest_us = [before.idle_us or 0.0, after.idle_us or 0.0]
+    before_us = before.idle_us or 0.0
+    after_us = after.idle_us or 0.0
     for part, column in _OF_IDLE.items():
-        values = [getattr(ledger, column) for ledger in (before, after)]
-        if None in values:
+        earlier_us = getattr(before, column)
+        later_us = getattr(after, column)
+        if earlier_us is None or later_us is None:
             continue
-        yield PartChange(part, *values)
-        rest_us = [rest - value for rest, value in zip(rest_us, values, strict=True)]
-    yield PartChange("idle", *rest_us)
+        yield PartChange(part, earlier_us, later_us)
+        before_us -= earlier_us
+        after_us -= later_us
+    yield PartChange("idle", before_us, after_us)
 
 
 _OF_IDLE = {
@@ -195,7 +213,8 @@ def _unlike(before: _Side, after: _Side) -> Iterator[str]:
     first, second = before.job, after.job
     if first.devices != second.devices:
         yield f"{counted(first.devices, 'device')} before, {second.devices} after"
-    earlier, later = set(before.windows["rank"].tolist()), set(after.windows["rank"].tolist())
+    earlier = set(before.windows["rank"].tolist())
+    later = set(after.windows["rank"].tolist())
     if earlier != later:
         common = as_ranges(sorted(earlier & later))
         yield f"only the ranks that both runs traced are compared: {common}"

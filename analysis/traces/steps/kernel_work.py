@@ -2,6 +2,8 @@
 of their step.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
@@ -30,95 +32,146 @@ def kernel_work(attribution: Attribution) -> Table:
     next to which no communication runs. `sizes` and `launch` stand for equal sizes, grids and
     blocks in any trace, and are negative where the trace records none.
     """
-    devices = _on_devices(attribution) if attribution.on_device else [_on_cpu(attribution)]
-    rows = [_classes(attribution, *one) for one in devices]
-    return joined([Table.of(**dict.fromkeys(COLUMNS, ())), *rows]).select(COLUMNS)
+    nothing = Table.of(**dict.fromkeys(COLUMNS, ()))
+    if attribution.on_device:
+        tables = [_classes(attribution, *device) for device in _on_devices(attribution)]
+    else:
+        tables = [_classes(attribution, *_on_cpu(attribution))]
+    return joined([nothing, *tables]).select(COLUMNS)
 
 
-def _on_devices(attribution: Attribution) -> list[tuple[int, IntColumn, Pieces]]:
-    """Of each device its kernels, and the pieces of time that belong to them."""
+_Timeline = tuple[int, IntColumn, Pieces]
+"""A device, the rows of its kernels, and the pieces of time that belong to each."""
+
+
+def _on_devices(attribution: Attribution) -> Iterator[_Timeline]:
     events = attribution.events
     computes = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
-    found = []
     for device in np.unique(events.device[computes]).tolist():
         rows = np.flatnonzero(computes & (events.device == device))
-        found.append((device, rows, Pieces(events.start_us[rows], events.end_us[rows], rows)))
-    return found
+        pieces = Pieces(
+            events.start_us[rows],
+            events.end_us[rows],
+            rows,
+        )
+        yield device, rows, pieces
 
 
-def _on_cpu(attribution: Attribution) -> tuple[int, IntColumn, Pieces]:
-    """The operators, and the pieces of time in which each is the innermost of its thread and
-    computes.
-    """
-    events = attribution.events
-    every = np.flatnonzero(attribution.rows(Kind.COMPUTE) & (attribution.step >= 0))
+def _on_cpu(attribution: Attribution) -> _Timeline:
+    """A piece belongs to the operator that is the innermost of its thread and computes."""
+    operators = np.flatnonzero(attribution.rows(Kind.COMPUTE) & (attribution.step >= 0))
     starts, ends = [np.empty(0)], [np.empty(0)]
     rows = [np.empty(0, dtype=np.int64)]
-    for operators, computed in compute_by_thread(attribution):
-        order = np.lexsort((-events.duration_us[operators], events.start_us[operators]))
-        own = operators[order]
-        own_starts, own_ends = events.start_us[own], events.end_us[own]
-        edges = np.unique(np.concatenate([own_starts, own_ends, computed.ravel()]))
-        middles = (edges[1:] + edges[:-1]) / 2
-        innermost = innermost_at(own_starts, own_ends, middles)
-        computes = index_at(computed[:, 0], computed[:, 1], middles) >= 0
+    events = attribution.events
+    for of_thread, computed in compute_by_thread(attribution):
+        order = np.lexsort(
+            (
+                -events.duration_us[of_thread],
+                events.start_us[of_thread],
+            )
+        )
+        own = of_thread[order]
+        begin_us = events.start_us[own]
+        end_us = events.end_us[own]
+        edges = np.unique(np.concatenate([begin_us, end_us, computed.ravel()]))
+        middles = _middles(edges)
+        innermost = innermost_at(
+            begin_us,
+            end_us,
+            middles,
+        )
+        computes = (
+            index_at(
+                computed[:, 0],
+                computed[:, 1],
+                middles,
+            )
+            >= 0
+        )
         kept = computes & (innermost >= 0)
         starts.append(edges[:-1][kept])
         ends.append(edges[1:][kept])
         rows.append(own[innermost[kept]])
-    pieces = Pieces(*(np.concatenate(parts) for parts in (starts, ends, rows)))
-    return UNKNOWN, every, pieces
+    pieces = Pieces(
+        np.concatenate(starts),
+        np.concatenate(ends),
+        np.concatenate(rows),
+    )
+    return UNKNOWN, operators, pieces
+
+
+def _middles(edges: FloatColumn) -> FloatColumn:
+    return (edges[1:] + edges[:-1]) / 2
 
 
 def _classes(attribution: Attribution, device: int, kernels: IntColumn, pieces: Pieces) -> Table:
-    """The classes of one device, or of the CPU."""
-    free = np.zeros(len(attribution.events), dtype=bool)
+    """The classes of one device, or of the CPU: a row for each call and each piece, summed."""
+    step, kernel, piece_us = _pieces_in_steps(attribution, pieces)
+    rows = np.concatenate([kernels, kernel])
+    calls = np.repeat([1.0, 0.0], [len(kernels), len(kernel)])
+    time_us = np.concatenate([np.zeros(len(kernels)), piece_us])
+    free = np.zeros(len(attribution.events))
     free[kernels] = next_to_communication_us(attribution, kernels) == 0
-    step, row, time_us = _times_in_steps(attribution, pieces)
-    calls = np.repeat([1.0, 0.0], [len(kernels), len(row)])
-    rows = np.concatenate([kernels, row])
-    times_us = np.concatenate([np.zeros(len(kernels)), time_us])
     both = Table.of(
         index=np.concatenate([attribution.step[kernels], step]),
         calls=calls,
-        time_us=times_us,
+        time_us=time_us,
         free_calls=calls * free[rows],
-        free_us=times_us * free[rows],
+        free_us=time_us * free[rows],
         **_class_of(attribution, rows),
     )
     groups = both.group("index", *CLASS)
-    numbers = [UNKNOWN if one is None else one for one in attribution.steps.numbers]
-    found = both.take(groups.first).assign(**{name: groups.sums(both[name]) for name in _SUMS})
-    return found.assign(
+    sums = {name: groups.sums(both[name]) for name in _SUMS}
+    numbers = [UNKNOWN if number is None else number for number in attribution.steps.numbers]
+    classes = both.take(groups.first).assign(**sums)
+    return classes.assign(
         rank=attribution.trace.rank,
-        device=np.full(len(found), device),
-        step=np.array(numbers)[found["index"]],
+        device=np.full(len(classes), device),
+        step=np.array(numbers)[classes["index"]],
     )
 
 
 def _class_of(attribution: Attribution, rows: IntColumn) -> dict[str, object]:
     """The columns of CLASS for these events, of which an event may occur several times."""
     events = attribution.events
+    # each event's operator is looked for once
     kernels, place = np.unique(rows, return_inverse=True)
     operator = operators_of(attribution, kernels)
-    called = np.append(events.name, len(events.names))[operator]
+    # the operator -1 is the last one
+    names = np.append(events.name, len(events.names))
+    sizes = np.append(events.shape, -1)
     return {
-        "operator": Words.coded(called[place], [*events.names, NO_OPERATOR]),
+        "operator": Words.coded(names[operator][place], [*events.names, NO_OPERATOR]),
         "kernel": Words.coded(events.name[rows], events.names),
-        "sizes": np.append(events.shape, -1)[operator][place],
+        "sizes": sizes[operator][place],
         "launch": events.shape[rows],
     }
 
 
-def _times_in_steps(
+def _pieces_in_steps(
     attribution: Attribution, pieces: Pieces
 ) -> tuple[IntColumn, IntColumn, FloatColumn]:
-    """The pieces cut at the steps' edges: of each its step's index, its event's row and its length."""
+    """The pieces cut at the steps' edges: of each its step's index, its event's row, its length."""
     windows = attribution.windows if attribution.on_device else attribution.steps
     known = np.flatnonzero(~np.isnan(windows.start_us))
-    starts, ends = windows.start_us[known], windows.end_us[known]
-    edges = np.unique(np.concatenate([pieces.starts, pieces.ends, starts, ends]))
-    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
-    row, window = pieces.row_at(middles), index_at(starts, ends, middles)
+    starts = windows.start_us[known]
+    ends = windows.end_us[known]
+    edges = np.unique(
+        np.concatenate(
+            [
+                pieces.starts,
+                pieces.ends,
+                starts,
+                ends,
+            ]
+        )
+    )
+    middles = _middles(edges)
+    row = pieces.row_at(middles)
+    window = index_at(
+        starts,
+        ends,
+        middles,
+    )
     inside = (row >= 0) & (window >= 0)
-    return known[window[inside]], row[inside], lengths[inside]
+    return known[window[inside]], row[inside], np.diff(edges)[inside]

@@ -90,7 +90,8 @@ def test_a_kernel_of_another_name_is_the_same_if_operator_and_sizes_are() -> Non
     renamed, _ = class_changes(before, kernels({TUNED: (2, 180, 2, 180), ADD: (1, 10, 1, 10)}))
     assert (renamed.occurrence, renamed.duration_us) == ("renamed", pytest.approx(-20))
     changes = class_changes(before, kernels({OTHER_SIZES: (2, 180, 2, 180), ADD: (1, 10, 1, 10)}))
-    assert {one.occurrence: (one.count_us, one.duration_us) for one in changes} == {
+    effects = {str(one.occurrence): (one.count_us, one.duration_us) for one in changes}
+    assert effects == {
         "gone": (-200, 0), "both": (0, 0), "new": (180, 0),
     }  # fmt: skip
 
