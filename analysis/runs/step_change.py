@@ -108,8 +108,8 @@ class _Side:
 
 
 def kernels_in(file: Path) -> Table:
-    """`kernel_work` of the ranks in one file."""
-    return joined([kernel_work(one) for one in read_attributed(file, DEFAULT_LIMITS)])
+    """`kernel_work` of the trace in a file."""
+    return kernel_work(read_attributed(file, DEFAULT_LIMITS))
 
 
 def _step_change(before: _Side, after: _Side) -> StepChange:
