@@ -74,7 +74,7 @@ from dpscope.profiling.store.training_folders import holds_epochs
 ChangeFormat = OutputFormat | Literal["github"]
 NO_REGRESSION, REGRESSION, NOT_COMPARABLE = 0, 1, NotComparableError.exit_status
 _CSV_COLUMNS = (
-    *("cell", "quantity", "unit", "before", "after", "ratio", "ratio_low", "ratio_high"),
+    *("cell", "quantity", "before_us", "after_us", "ratio", "ratio_low", "ratio_high"),
     *("count", "verdict", "chance_slower", "detectable", "not_judged"),
 )
 STATUS_WORDS = {
@@ -136,15 +136,10 @@ def _record(change: Change) -> dict[str, object]:
 
 def _csv(found: Judgement) -> str:
     """One table: a row for each quantity of each cell, times in microseconds; empty: not known."""
-    rows = []
-    for change in found.changes:
-        row = _record(change)
-        values = {"unit": "us", "before": row.pop("before_us"), "after": row.pop("after_us")}
-        rows.append(row | values)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _CSV_COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(map(_record, found.changes))
     return buffer.getvalue()
 
 
