@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_waits
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
 from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
@@ -221,7 +223,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         )
         for one in job.summaries
     ]
-    matched = match_windows(job.tables["collectives"], job.places("collectives"), windows, origins)
+    matched = match_windows(_with_sizes(job), job.places("collectives"), windows, origins)
     collectives, apart = matched.rows, step_times_apart(whole_steps(job.tables["steps"]))
     if apart:
         compared = [
@@ -241,6 +243,20 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
     )
     # with all columns, where nothing was recorded too
     return join_tables([whole]), (*matched.findings, *apart)
+
+
+def _with_sizes(job: RankTables) -> Table:
+    """The collectives; in exports that do not state how many ranks take part, those read that do.
+
+    NCCL states it only where communicators are made, which a capture of some steps leaves out.
+    """
+    collectives = job.tables["collectives"]
+    if all(one.format == TraceSummary.format for one in job.summaries):
+        return collectives
+    groups = collectives.group("group")
+    ranks = groups.different(collectives["rank"])[groups.code]
+    stated = collectives.known("group_size")
+    return collectives.assign(group_size=np.where(stated, collectives["group_size"], ranks))
 
 
 def not_read(message: str) -> Finding:

@@ -30,6 +30,7 @@ _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _SCHEMA_MAJOR = 3  # of the exports of 2022 to 2026
 _ROWS_AT_ONCE = 1 << 16
+_LOCKED_S = 1.0  # to wait for another program
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COLUMN = re.compile(r"[A-Za-z]\w*")
 _EXPORT = "nsys export --type sqlite --include-blobs=true"
@@ -64,7 +65,7 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
         if in_wal_mode and not path.with_name(f"{path.name}-wal").exists():
             uri += "&immutable=1"  # else SQLite creates files next to it
         with self._errors():
-            self._connection = sqlite3.connect(uri, uri=True)
+            self._connection = sqlite3.connect(uri, timeout=_LOCKED_S, uri=True)
             self._connection.execute("PRAGMA trusted_schema = OFF")
         self._connection.text_factory = lambda text: text.decode(
             "utf-8",
