@@ -2,9 +2,7 @@
 on traces.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,17 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpscope.analysis import (
-    Missing,
     analyze,
     analyze_traces,
-    column,
     compare,
     load_run,
 )
-from dpscope.analysis.cells.columns import OWN, columns
-from dpscope.analysis.cells.view import REGISTERED
-from dpscope.analysis.report.build import render_markdown
-from dpscope.analysis.report.comparison_tables import comparison_csv
+from dpscope.analysis.cells.columns import columns
 from tests.helpers.examples import FIVE_REPEATS
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -80,45 +73,3 @@ def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
                 else:
                     places = len(number.partition(".")[2])
                     assert float(number) == pytest.approx(value / divisor, abs=0.51 * 10**-places)
-
-
-@pytest.mark.long
-def test_a_column_of_a_users_own_is_in_frames_tables_and_csv(own_columns: None) -> None:
-    @column("steps/min", "rate", "Steps a minute")
-    def steps_per_minute(cell: Any) -> float:
-        return 60e6 / float(cell.step_us)
-
-    # a notebook's cell runs twice
-    @column("steps/min", "rate", "Whole steps a minute")  # type: ignore[no-redef]
-    def steps_per_minute(cell: Any) -> float:  # noqa: F811
-        if cell.devices == 1:
-            raise Missing("of several devices only")
-        return 60e6 / float(cell.step_us)
-
-    analysis = analyze(EXAMPLE_RUN)
-    cells = analysis.frames["cells"].set_index("cell")
-    steps_us = cells["step_us"].astype(float)
-    assert cells["steps_per_minute"]["ddp-d2-b8"] == pytest.approx(60e6 / steps_us["ddp-d2-b8"])
-    own = analysis.frames["own"]
-    assert list(own) == ["cell", "steps_per_minute"]
-    assert own["steps_per_minute"].isna().tolist() == [True, False, False]
-    table = analysis.report.tables["own"]
-    assert table.headings == ("cell", "steps/min")
-    assert table.missing == ("NA (steps/min; single-d1-b8): of several devices only",)
-    assert "steps/min" in render_markdown(analysis.report)
-    header, single, *_ = comparison_csv(analysis.report.comparison).splitlines()
-    assert header.split(",")[-2:] == ["steps_per_minute", "missing"]
-    assert "steps_per_minute: of several devices only" in single
-    with pytest.raises(ValueError, match="step_us"):
-
-        @column("step", "time", "Another")
-        def step_us(cell: Any) -> float:
-            return 1.0
-
-
-@pytest.fixture
-def own_columns() -> Iterator[None]:
-    yield
-    for one in OWN.columns:
-        del REGISTERED[one.name]
-    OWN.columns.clear()

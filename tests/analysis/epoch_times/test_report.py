@@ -1,14 +1,11 @@
 """`dpscope estimate` in its formats."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from dpscope.analysis.epoch_times.estimates import EpochEstimate
 from dpscope.analysis.epoch_times.report import EstimateReport, estimate_tables, run_estimate
 from tests.helpers.paths import PUBLISHED
 
@@ -19,31 +16,6 @@ THREE_TIMES = (
     "r,25000000,50000,ddp,100,per_device,2,55\n"
     "r,25000000,50000,ddp,100,per_device,4,32\n"
 )
-
-
-def as_text(path: Path, output_format: Literal["json", "markdown"]) -> str:
-    text = run_estimate(path, output_format)
-    assert isinstance(text, str)
-    return text
-
-
-def test_json_holds_estimates_and_findings() -> None:
-    content = json.loads(as_text(TIMES, "json"))
-    assert set(content) == {"estimates", "findings"}
-    assert len(content["estimates"]) == 32 * 7
-    assert all(
-        set(finding) == {"severity", "code", "message", "next_step"}
-        for finding in content["findings"]
-    )
-    added = ("coursework_ddp", "communication_seconds", "same_local_batch")
-    chosen = [
-        one
-        for one in content["estimates"]
-        if (one["study"], one["quantity"], one["method"]) == added
-    ]
-    assert [one["value"] for one in chosen] == [pytest.approx(5.45), pytest.approx(8.875)]
-    assert "NaN" not in json.dumps(content)
-    assert tuple(content["estimates"][0]) == EpochEstimate._fields
 
 
 def test_three_epoch_times_give_bandwidth(tmp_path: Path) -> None:

@@ -2,15 +2,7 @@
 DP and DDP.
 """
 
-from dataclasses import replace
-
-import pytest
-
 from dpscope.analysis.cells.comparison import StrategyGap, compare
-from dpscope.analysis.figures.step import _title
-from dpscope.analysis.findings.comparisons import (
-    gap_finding,
-)
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.strategy_tables import cost_table
 from dpscope.analysis.stats.samples import Estimate
@@ -70,20 +62,3 @@ def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
     return StrategyGap(
         "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us
     )
-
-
-@pytest.mark.parametrize(
-    ("tracer_us", "explained"),
-    [(0.0, True), (25.0, True), (-25.0, True), (25.1, False), (-26.0, False), (80.0, False)],
-)
-def test_sentence_and_hatching_follow_one_rule(tracer_us: float, explained: bool) -> None:
-    """A quarter of the gap is the limit: what the sentence does not explain is hatched, and nothing
-    else is.
-    """
-    one = gap(tracer_us)
-    assert one.explained is explained
-    assert ("tracing changed the timing too much" in gap_finding(one).next_step) is not explained
-    assert ("hatched" in _title(one)) is not explained
-    assert gap_finding(one).message.startswith("2 devices, batch 8 per device: ")
-    variant = gap_finding(replace(one, ddp="ddp-d2-b8-accumulate-2")).message
-    assert variant.startswith("2 devices, batch 8 per device, accumulate-2: ")

@@ -84,8 +84,3 @@ def test_few_or_large_messages_are_not_the_cause(tmp_path: Path, small: int, ele
     analysis = with_messages(tmp_path, small, elements)
     assert "many_messages" not in {one.name for one in overlap_reasons(analysis)}
     assert ": larger batch, faster link" in said(ReadJob(analysis).verdict, "next")
-
-
-def test_one_rank_alone_does_not_separate_waiting(tmp_path: Path) -> None:
-    first = overlap_reasons(with_messages(tmp_path, 60, ranks=1))[0]
-    assert first.text.endswith("is in small collectives, 60 a step, waiting included")

@@ -4,7 +4,6 @@ terminal or fakes a line.
 
 import gzip
 import json
-import re
 import shutil
 import unicodedata
 from collections.abc import Iterator
@@ -128,20 +127,3 @@ def test_what_is_printed_controls_no_terminal(run: Path, table_format: str) -> N
     for arguments in ((run, *options), (run, "--tables", *options), (traces, *options)):
         if "--tables" not in arguments or table_format != "json":
             check(shown("analyze", *arguments), str(arguments))
-
-
-@pytest.mark.long
-def test_the_report_and_all_of_its_text(run: Path) -> None:
-    check(shown("analyze", run, "--verbose"), "verbose")
-    page = (run / "report" / "report.html").read_text()
-    assert controls(page) == set()
-    assert "title" in page
-    assert "<img" not in page
-    assert not re.search(r"\\u(00[01][0-9a-f]|009b|202e)", page)  # nor in what its script shows
-    markdown = (run / "report" / "comparison.md").read_text()
-    check(markdown, "markdown")
-    assert "title" in markdown
-    assert "<img" not in markdown
-    assert "[x](" not in markdown
-    check(shown("compare", run, EXAMPLE_RUN, "--force"), "compare")
-    check(shown("compare", EXAMPLE_RUN, run, "--format", "github", "--force"), "github")

@@ -4,49 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from dpscope.analysis.output.traces import to_tables
-from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers import made_traces
-from tests.helpers.made_traces import Event, launch, on_device, step
 
 COLLECTIVES = "Collectives (mean times; rates: bytes / mean transfer)"
 
 
 def notes(*paths: Path) -> dict[str, str]:
     return {table.title: "\n".join(table.notes) for table in to_tables(analyze_traces(paths))}
-
-
-def collectives(folder: Path, *events: Event) -> TextTable:
-    folder.mkdir(exist_ok=True)
-    made_traces.write(folder, list(events))
-    (table,) = [
-        one for one in to_tables(analyze_traces([folder])) if one.title.startswith("Collectives")
-    ]
-    return table
-
-
-def test_collectives_outside_the_steps_are_one_line(tmp_path: Path) -> None:
-    """Three all-reduces of 10 us before the step, one of 70 us in it: the table holds the one, as
-    it does without steps.
-    """
-    own = [launch(9, 1_010), on_device("ncclDevKernel_AllReduce", 1_020, 70, 9)]
-    before = [
-        event
-        for number in range(3)
-        for event in (
-            launch(number + 1, 100.0 * number),
-            on_device("ncclDevKernel_AllReduce", 100.0 * number + 5, 10, number + 1),
-        )
-    ]
-    table = collectives(tmp_path / "steps", step(1, 1_000, 100), *own, *before)
-    assert [row[2] for row in table.rows] == ["1"]  # count
-    assert (
-        table.notes[-1]
-        == "3 collectives outside any step (3 all_reduce; 30.0 µs together): not in this table"
-    )
-    table = collectives(tmp_path / "none", *own)
-    assert [row[2] for row in table.rows] == ["1"]
-    assert not any("outside any step" in note for note in table.notes)
 
 
 def test_a_rows_rate_follows_from_its_own_bytes_and_time(tmp_path: Path) -> None:

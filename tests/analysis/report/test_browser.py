@@ -73,32 +73,6 @@ def test_names_from_files_are_text(opened: Browser) -> None:
     assert opened.errors == []
 
 
-def column(opened: Browser, table: str, index: int) -> list[str]:
-    cells: list[str] = opened.run(
-        f"[...document.querySelectorAll('#table-{table} tbody tr')].map(row => row.cells[{index}].textContent)"
-    )
-    return cells
-
-
-def test_a_table_sorts_by_click_and_by_key_and_announces_it(opened: Browser) -> None:
-    before = column(opened, "time", 1)
-    button = "document.querySelectorAll('#table-time thead button')[1]"
-    opened.run(f"{button}.click()")
-    rising = column(opened, "time", 1)
-    assert rising == sorted(before, key=float)
-    assert len(rising) == 3
-    assert opened.run(f"{button}.closest('th').getAttribute('aria-sort')") == "ascending"
-    opened.run(f"{button}.focus()")
-    opened.press("Enter", "\r")
-    assert column(opened, "time", 1) == rising[::-1]
-    assert opened.run(f"{button}.closest('th').getAttribute('aria-sort')") == "descending"
-    # unknown values stay last either way
-    strong = "document.querySelectorAll('#table-time thead button')[7]"
-    for _ in range(2):
-        opened.run(f"{strong}.click()")
-        assert column(opened, "time", 7) == ["1.00", "NA", "NA"]
-
-
 def middle(opened: Browser, element: str) -> tuple[float, float]:
     """Where the middle of an element is once it is scrolled into view."""
     x, y = opened.run(

@@ -1,21 +1,15 @@
 """NCCL's choices, for traces and for runs; findings, each with a near miss."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dpscope.analysis.costs.nccl_choices import JobChoices, job_log, read_logs
 from dpscope.analysis.report.nccl_tables import NcclChapter, nccl_findings, ring_sentence
-from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.nccl_logs import all_reduce, written_log
-from tests.helpers.paths import DATA
 
-DLRM = DATA / "v100x8_ddp_dlrm"  # 8 ranks; all-reduces of 1,576,964 B and 907,840 B
 LINES = (
     all_reduce(1_576_964, "RING", "SIMPLE"),
     all_reduce(1_576_964, "RING", "SIMPLE"),
@@ -65,36 +59,6 @@ def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
     assert str(raised.value).endswith("give the log of the job with 2 or 8 ranks")
     assert job_log([log], [2, 16])[1] == 16
-
-
-def analyze(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["analyze", *map(str, arguments)])
-    if isinstance(result.exception, DpscopeError):
-        return 2, str(result.exception)
-    return result.exit_code, result.output
-
-
-@pytest.mark.long
-def test_traces_with_the_log_of_their_job(tmp_path: Path) -> None:
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    written_log(folder, 8, *LINES, "AllReduce: 4096 Bytes -> Algo RI")
-    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s", "--format", "json")
-    content = json.loads(output)
-    assert status == 0
-    (job,) = content["nccl"]
-    assert (job["library"], job["ranks"], job["bytes"]) == ("NCCL 2.27.5", 8, 4_061_832)
-    by_size = {row["size_bytes"]: row for row in job["choices"]}
-    assert by_size[907_840]["algorithm"] == "tree"
-    assert "nccl_log_incomplete" in {one["code"] for one in content["findings"]}
-    status, output = analyze(DLRM, "--nccl-log", folder, "--link", "100GB/s", "--verbose")
-    assert status == 0
-    table = output[output.index("Predicted and measured, per collective") :]
-    assert re.search(r"all_reduce +1\.58 MB +ring, simple +", table)
-    assert re.search(r"all_reduce +907\.8 kB +tree, ll128 +", table)
-    assert "What NCCL chose" in output
-    assert "the ring formula describes 3.15 MB of 4.06 MB (78%)" in output
-    assert "1 line of choices is cut" in output.replace("\n", " ")
 
 
 IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.5<0>"

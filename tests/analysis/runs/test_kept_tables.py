@@ -20,7 +20,6 @@ from dpscope.analysis.runs.run_data import load_cell, load_run
 from dpscope.analysis.traces.ranks import kept_tables, kineto, origin, trace_analysis
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
-from dpscope.analysis.traces.ranks.trace_analysis import read_kept
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_trace
@@ -172,20 +171,6 @@ def test_what_may_be_stale_is_made_again_alone(
     read.clear()
     assert rows(run) == kept
     assert read == []
-
-
-@pytest.mark.long
-def test_the_tables_used_least_recently_are_removed(
-    kept: str, run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in cache.iterdir():
-        os.utime(path, (1000, 1000))
-    read_kept([run / DDP])  # used now
-    used = tables_of(run / DDP)
-    monkeypatch.setattr(kept_tables, "MOST_BYTES", used.stat().st_size * 2 + 1000)
-    other = Path(shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz")))
-    read_kept([other])
-    assert set(cache.iterdir()) == {used, tables_of(other)}
 
 
 def state(folder: Path) -> dict[str, int]:

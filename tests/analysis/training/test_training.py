@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,9 +20,6 @@ from dpscope.analysis.training.seed_statistics import (
     time_to_accuracy,
 )
 from dpscope.analysis.training.tables import (
-    cell_records,
-    training_csv,
-    training_json,
     training_tables,
 )
 from dpscope.profiling.records.config import Workload
@@ -182,20 +178,6 @@ def test_bad_files_are_one_line(tmp_path: Path, content: str | Epochs, message: 
         load_training(tmp_path)
     assert "\n" not in str(caught.value)
     assert "train.json" in str(caught.value)
-
-
-def test_json_and_csv_hold_what_the_tables_show(tmp_path: Path) -> None:
-    data = two_strategies(tmp_path)
-    content: dict[str, Any] = json.loads(training_json(data))["training"]
-    assert len(content["epochs"]) == 18
-    assert {epoch["cell"] for epoch in content["epochs"]} == {"single-d1", "ddp-d2"}
-    assert content["cells"][1]["test_accuracy_percent"] == 91.0
-    assert content["differences"][0]["speedup"]["value"] == 2.0
-    assert content["time_to_accuracy"][1]["train_s"]["value"] == 4.0
-    header, *rows = training_csv(data).splitlines()
-    assert header.split(",")[:2] == ["cell", "strategy"]
-    assert len(rows) == 2
-    assert cell_records(data)[0]["training_s"] == 12.0  # three epochs of 4 s
 
 
 def accuracy_of(cell: Cell, training: TrainingData | None, model: str = "resnet8_test") -> CellRow:

@@ -52,16 +52,6 @@ def test_ranks_of_one_host_stand_as_recorded_while_ends_scatter_more(
     assert (found.moved_us, (found.residual_us, found.worst_us)) == (moved_us, left)
 
 
-@pytest.mark.parametrize("ends", [[235.0], [114.0, 335.0]])
-def test_one_or_two_scattered_ends_move_no_rank_of_the_same_host(ends: list[float]) -> None:
-    """Two ends fall on one side every second time: 14 and 235 us late, gloo's threads had no core
-    before.
-    """
-    table = collectives([100.0 for _ in ends], [*ends])
-    _, found = rank_clocks(table, [RankOrigin(0, 0, "node"), RankOrigin(1, 0, "node")])
-    assert (found.moved_us, found.place_us, found.collectives) == (0.0, 0.0, len(ends))
-
-
 def test_a_rank_is_placed_by_others_than_the_reference() -> None:
     # Ranks 0 and 2 share nothing; 1 and 2 share collective 1. Rank 1 is 10 us ahead, rank 2 another
     # 5 us.

@@ -7,10 +7,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.generated_traces.generator import ddp_trace, write_trace
 from tests.helpers.made_traces import Event, launch, on_device, step
-from tests.helpers.several_jobs import moved, write_job
 
 SECOND = 10**9
 EPOCH = 1_700_000_000 * SECOND
@@ -92,18 +89,6 @@ def test_times_separate_jobs_that_lie_apart(start_s: float, host: str, together:
     ) is together
 
 
-def test_two_jobs_on_two_hosts_are_separated_by_time() -> None:
-    hosts = {0: "a", 1: "b"}
-    found = jobs(
-        *(
-            trace(rank, f"j{job}r{rank}", 265.0 * job, host=hosts[rank])
-            for job in (0, 1)
-            for rank in (0, 1)
-        )
-    )
-    assert found == {"job 1": ["j0r0", "j0r1"], "job 2": ["j1r0", "j1r1"]}
-
-
 def test_jobs_at_the_same_time_are_separated_by_host() -> None:
     by_host = jobs(
         *(trace(rank, f"{host}{rank}", 0.0, host=host) for rank in (0, 1) for host in "ab")
@@ -124,12 +109,6 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
     assert list(jobs(elsewhere, *job)) == [".", "other"]
 
 
-def test_identical_content_is_one_rank() -> None:
-    traces = (trace(0, content="x"), trace(1, content="x"), trace(0, "copy.json", content="x"))
-    assert jobs(*traces) == {"": ["rank0.json", "rank1.json"]}
-    assert codes(*traces) == ["file_not_read"]
-
-
 def test_later_windows_of_the_same_processes_are_one_job() -> None:
     def window(rank: int, number: int, first_step: int) -> TraceSummary:
         steps = {"first_step": first_step, "last_step": first_step + 2}
@@ -143,20 +122,6 @@ def test_later_windows_of_the_same_processes_are_one_job() -> None:
 
 
 # The same on files: what each command makes of them.
-
-
-def test_windows_of_the_same_processes_are_matched_window_by_window(tmp_path: Path) -> None:
-    files = write_job(tmp_path, "rank", ranks=2)
-    alone = analyze_traces(files)
-    for rank in range(2):
-        later = moved(ddp_trace(rank, 2).trace, 60.0, rank, step_offset=100)
-        write_trace(later, tmp_path / f"later{rank}.json")
-    analysis = analyze_traces(tmp_path)
-    transfers = alone.collectives["transfer_us"].sum()
-    assert transfers > 0
-    assert analysis.collectives["transfer_us"].sum() == 2 * transfers
-    assert len(analysis.steps) == 2 * len(alone.steps)
-    assert "several_jobs" not in {one.code for one in analysis.findings}
 
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

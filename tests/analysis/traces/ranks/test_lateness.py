@@ -55,30 +55,6 @@ def test_a_rank_that_is_late_in_every_step_is_named_everywhere(tmp_path: Path, s
     assert any("is the straggler" in text for text in stated) == (steps >= 6)
 
 
-@pytest.mark.parametrize("transfer_ms", [10.0, 19.0])
-def test_a_late_rank_costs_what_each_other_rank_loses(tmp_path: Path, transfer_ms: float) -> None:
-    """Rank 0 waits 20 ms, rank 1 not at all: 10 ms in the mean of both, which is no more than the
-    transfer.
-    """
-    analysis = paced(tmp_path, [LATE] * 5, transfer_ms)
-    verdict, stated = texts(analysis)
-    assert "find out why rank 1 is late" in said(verdict, "next")
-    assert verdict.saves_us == pytest.approx(20e3, abs=1)
-    assert known(verdict.ledger).exposed_wait_us == pytest.approx(10e3, abs=1)
-    exposed = f"20.0 ms of the {20 + transfer_ms:.1f} ms that each other rank exposes is waiting for rank 1"
-    assert exposed in stated[-1]
-
-
-def test_ranks_that_take_turns_are_counted(tmp_path: Path) -> None:
-    analysis = paced(tmp_path, [LATE, EARLY] * 3)
-    assert not last_of(analysis).stands_out
-    verdict, stated = texts(analysis)
-    assert verdict.late is None
-    turns = "rank 0 in 3 of 6 steps, rank 1 in 3"
-    assert f"no rank is always last ({turns})" in said(verdict, "next")
-    assert f"no rank is always late ({turns})" in stated[-1]
-
-
 def test_one_pause_of_another_rank_does_not_withdraw_a_late_one(tmp_path: Path) -> None:
     """Rank 0 pauses once for 120 ms more: half of the waiting is for it, but rank 1 is last in 7 of
     8 steps.

@@ -89,14 +89,6 @@ def test_rooted_collectives_and_a_group_of_one_have_neither_transfer_nor_wait() 
     assert found.unmatched == alone.unmatched == 0
 
 
-def test_gloo_threads_may_begin_out_of_order() -> None:
-    """Two broadcasts queued together begin in another order on rank 1; sizes identify them."""
-    first = [{"bytes": 100, "duration_us": 5.0}, {"bytes": 8, "duration_us": 2.0}]
-    found = matched(first, first[::-1], device=None)
-    assert found.unmatched == 0
-    assert found.table["transfer_us"].tolist() == [5.0, 2.0, 2.0, 5.0]
-
-
 def test_waits_that_overlap_are_lost_once() -> None:
     """gloo: two collectives wait from 0 to 50 and from 20 to 70 for one late rank: 70 us, not
     100.

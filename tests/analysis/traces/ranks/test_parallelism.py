@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
-from tests.generated_traces.generator import Job, Trace, parallel_trace, write_trace
+from tests.generated_traces.generator import Job, parallel_trace
 from tests.generated_traces.parallel_jobs import RANKS
 from tests.helpers import made_traces
 from tests.helpers.generated_checks import analyzed, check_job, parallelism
@@ -58,39 +58,6 @@ def test_messages_have_a_lower_bound_alone(tmp_path: Path) -> None:
     own = table[table["step"] == 6].set_index(["rank", "kind"])["lower_bound_gb_per_s"]
     assert own[0, "send"] == pytest.approx(100.0)
     assert own[1, "recv"] == pytest.approx(16.6667, rel=1e-4)
-
-
-def without_metadata(trace: Trace) -> Trace:
-    """Neither groups nor sizes, as traces of older versions: only operators identify
-    all-reduces.
-    """
-    kept = ("External id", "correlation", "stream", "device", "Ev Idx")
-    events = [
-        {**event, "args": {name: value for name, value in event["args"].items() if name in kept}}
-        if event.get("ph") == "X"
-        else event
-        for event in trace["traceEvents"]
-    ]
-    return {**trace, "traceEvents": events}
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        ("tensor_parallel", "DDP-like or tensor-parallel: the sizes"),
-        ("dlrm", "DDP-like, with all-to-alls"),
-    ],
-)
-def test_without_sizes_only_counts_are_left_and_may_be_ambiguous(
-    tmp_path: Path, job: Job, message: str
-) -> None:
-    """Tensor parallel asks for 2 all-reduces in the forward pass and 2 in the backward pass; DLRM
-    for one, backward.
-    """
-    for rank in range(RANKS[job]):
-        trace = without_metadata(parallel_trace(job, rank).trace)
-        write_trace(trace, tmp_path / f"0_{rank}.pt.trace.json.gz")
-    assert parallelism(analyze_traces([tmp_path])).startswith(message)
 
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"

@@ -113,27 +113,6 @@ def test_idle_time_in_which_unknown_communication_may_lie_is_no_finding(tmp_path
     assert "communication not known" in verdict.setting
 
 
-def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
-    for idle_us, device, reported in (
-        (0.0, 0, False),
-        (299.0, 0, False),
-        (900.0, 0, True),
-        (900.0, None, False),
-    ):
-        steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(
-            device=device
-        )
-        assert bool(list(idle_findings(steps))) is reported
-    # The start of a single traced step is not recorded; there is no other step to judge by.
-    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(
-        partial_window=True
-    )
-    (found,) = idle_findings(steps)
-    assert found.message.startswith(
-        "2 of 2 devices idle, most of all device 0 of rank 0: 74% of a step"
-    )
-
-
 WAIT_US = 100.0
 RECORDED: dict[str, Any] = {
     "Collective name": "allreduce",
@@ -192,22 +171,6 @@ def test_step_numbers_are_labels_of_a_rank(
     run = traced_run(analysis, [tmp_path])
     assert "2 whole steps of each" in traces_text(run)
     assert "means over 2 traced steps" in known(ReadJob(analysis).verdict.fact("cost")).basis
-
-
-@pytest.mark.parametrize(
-    ("first_steps", "kinds"),
-    [((5, 5), ("AllReduce", "AllGather")), ((5, 105), ("AllReduce", "AllReduce"))],
-)
-def test_steps_of_other_series_or_numbers_are_not_matched_by_order(
-    tmp_path: Path, first_steps: tuple[int, int], kinds: tuple[str, str]
-) -> None:
-    analysis = numbered(tmp_path, first_steps, sequence=False, kinds=kinds)
-    assert analysis.collectives["wait_us"].isna().all()
-    unmatched = known(finding(analysis, "collectives_unmatched"))
-    assert unmatched.next_step == "trace the same steps on every rank"
-    not_split = known(analysis.not_split)
-    assert not_split.reason == "the ranks' collectives differ in number, kind or size"
-    assert "all ranks" not in not_split.next_step
 
 
 @pytest.mark.parametrize(("factor", "errors"), [(1000.0, ["step_times_apart"]), (20.0, [])])

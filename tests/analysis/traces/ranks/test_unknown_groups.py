@@ -81,19 +81,6 @@ def test_a_clock_that_is_off_outweighs_no_steady_distance(tmp_path: Path) -> Non
     assert analysis.collectives.set_index(["rank", "step"])["wait_us"][3].tolist() == [150, 0, 90]
 
 
-def test_one_group_on_two_hosts_is_matched_whatever_their_clocks(tmp_path: Path) -> None:
-    """All end at 400, 420 and 430 by the first host's clock; late by turns: rank 0 waits 150, 0 and
-    30 us, rank 2 0, 100, 0.
-    """
-    ends = [[400, 420, 430]] * 4
-    starts = [[150, 320, 300], [200, 300, 310], [300, 220, 330], [250, 270, 320]]
-    analysis = analyzed(tmp_path, starts, ends, TWO_HOSTS)
-    assert "groups_unknown" not in codes(analysis)
-    waits = analysis.collectives.set_index(["rank", "step"])["wait_us"]
-    assert waits[0].tolist() == [150, 0, 30]
-    assert waits[2].tolist() == [0, 100, 0]
-
-
 def late_by_a_second(apart_us: float) -> tuple[list[list[float]], list[list[float]]]:
     """Starts and ends of 12 collectives on four ranks: rank 2 is late by about 1 s, ends are up to
     `apart_us` apart.

@@ -89,17 +89,6 @@ def empty(analysis: Job) -> list[tuple[str, str]]:
     return [(one.severity, one.message.replace(f" of {path}", "")) for one in found]
 
 
-def test_a_step_of_the_cpu_without_events_is_unknown(tmp_path: Path) -> None:
-    analysis = analyzed_steps(
-        tmp_path, *(operator("aten::mm", begin, 50) for begin in (110, 310, 410))
-    )
-    second = analysis.steps[analysis.steps["step"] == 2]
-    assert second[TIMES].isna().all(axis=None)
-    assert second["partial_window"].tolist() == [True]
-    assert analysis.steps.loc[analysis.steps["step"] == 1, "communication_us"].tolist() == [0.0]
-    assert empty(analysis) == [("warning", "no time for 1 of 4 steps (step 2): no event in them")]
-
-
 def test_a_trace_of_empty_steps_is_an_error(tmp_path: Path) -> None:
     analysis = analyzed_steps(tmp_path, event("user_annotation", "before", 10, 20))
     assert analysis.steps[TIMES].isna().all(axis=None)
