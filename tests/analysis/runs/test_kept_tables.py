@@ -22,7 +22,7 @@ from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
-from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.reading.traces import read_traces
 from dpscope.analysis.what_if import job_profile as job
 from dpscope.analysis.what_if.bases import base_of_run
 from dpscope.profiling.store.folders import TABLES_SUFFIX, RunFolder
@@ -77,8 +77,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def printed(run: Path) -> str:
-    """Everything that is said of a run."""
-    return run_json(make_report(load_run(run)))
+    """Everything that is said of a run, its predictions among it."""
+    report = make_report(load_run(run))
+    predictions = report.what_if
+    assert predictions is not None
+    return run_json(report) + predictions.as_json()
 
 
 def rows(run: Path) -> str:
@@ -104,11 +107,11 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
     assert len(traces) == 12  # two repeats: single 1, dp-host 1, DDP 2, and 2 of its counters pass
     parsed: list[Path] = []
 
-    def parse(path: Path, limits: ReadLimits) -> Trace:
+    def parse(path: Path, limits: ReadLimits) -> list[Trace]:
         parsed.append(path)
-        return read_trace(path, limits)
+        return list(read_traces(path, limits))
 
-    monkeypatch.setattr(kineto, "read_trace", parse)
+    monkeypatch.setattr(kineto, "read_traces", parse)
     first = printed(run)
     # once, although the predictions replay the traced steps
     assert sorted(read) == sorted(parsed) == traces
