@@ -355,7 +355,7 @@ def _findings(summary: Summary) -> Iterator[Finding]:
             message, severity="error" if unfinished.only else None
         )
     reasons = {
-        "of groups with a rank that was not read": counts.of_missing_ranks,
+        "of groups whose ranks are unknown or were not all read": counts.of_missing_ranks,
         "numbered again after a restart, not as often on every rank": counts.restarted,
         "dropped on another rank, or without a duration": counts.dropped,
         "unlike the other ranks' by kind, size or clock": counts.unlike,

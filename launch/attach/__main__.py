@@ -43,14 +43,14 @@ def main() -> None:
     recorder = _recorder(attached.settings) if attached.settings.record_collectives else None
     session = Active.session = Session(attached.settings, print_note)
 
-    def ended(how: str) -> None:
+    def close(how: str) -> None:
         session.close(how)
         if recorder is not None:
             recorder.close()
 
     with lock:
         try:
-            run_script(attached.command, ended, attached.work_folder)
+            run_script(attached.command, close, attached.work_folder)
         except SystemExit as ended:
             if ended.code or not session.incomplete:
                 raise

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,18 +54,27 @@ def test_real_traces_give_the_same_in_each_format(tmp_path: Path, kind: str) -> 
     assert len(timed) == 64
     dumps, logs = [], []
     for rank, own in timed.groupby("rank"):
-        rows = list(own.itertuples())
-        names = [f"nccl:{row.kind}" for row in rows]
+        rows: list[Any] = own.to_dict("records")
         entries = [
-            entry(1 + number, duration_ms=row.duration_us / 1e3, profiling_name=name)
-            for number, (row, name) in enumerate(zip(rows, names, strict=True))
+            entry(
+                1 + number,
+                duration_ms=row["duration_us"] / 1e3,
+                profiling_name=f"nccl:{row['kind']}",
+            )
+            for number, row in enumerate(rows)
         ]
         dumps.append(dump(entries, range(8)))
-        header = {"n_ranks": 8}
         lines = []
         for number, row in enumerate(rows):
+            header = {"n_ranks": 8}
             lines.append(
-                log_line(int(str(rank)), number, row.duration_us, coll=row.kind, header=header)
+                log_line(
+                    int(str(rank)),
+                    number,
+                    row["duration_us"],
+                    coll=row["kind"],
+                    header=header,
+                )
             )
         logs.append(lines)
     write_all = {

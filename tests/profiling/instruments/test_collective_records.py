@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.whole_job.job import RecordedJob, read_job
@@ -16,7 +17,7 @@ from dpscope.profiling.instruments.collective_records import CollectiveRecorder,
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
 
