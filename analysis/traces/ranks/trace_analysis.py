@@ -255,8 +255,11 @@ def _with_sizes(job: RankTables) -> Table:
         return collectives
     groups = collectives.group("group")
     ranks = groups.different(collectives["rank"])[groups.code]
-    stated = collectives.known("group_size")
-    return collectives.assign(group_size=np.where(stated, collectives["group_size"], ranks))
+    named = collectives.known("group")
+    # next to named groups those without a name may be of any
+    counts = (named | (not named.any())) & (ranks > 1)
+    taken = np.where(counts & ~collectives.known("group_size"), ranks, collectives["group_size"])
+    return collectives.assign(group_size=taken)
 
 
 def not_read(message: str) -> Finding:
