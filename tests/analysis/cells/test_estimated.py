@@ -305,3 +305,40 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     )
     # --link overrides
     assert compare(linked, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0
+
+
+def test_an_interval_of_a_part_stays_within_what_a_part_can_be() -> None:
+    """Exposed wait of 2 and 4 us: 3 ± 12.706 us, cut at 0. Exposed other is 0 in every window: no
+    interval.
+
+    Another cell's exposed other of 20 and 60 us has 40 ± 12.706 x 20 us, cut at 0: a cell without
+    that part is no sample of it.
+    """
+    several = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1500.0), compute_us=(1400.0, 1400.0), idle_us=(97.0, 95.0),
+        exposed_us=(3.0, 5.0), exposed_transfer_us=(1.0, 1.0), exposed_wait_us=(2.0, 4.0), exposed_other_us=(0.0, 0.0),
+    )  # fmt: skip
+    other = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=4), (1000.0, 1000.0), compute_us=(900.0, 900.0), idle_us=(80.0, 40.0),
+        exposed_us=(20.0, 60.0), exposed_other_us=(20.0, 60.0),
+    )  # fmt: skip
+    spreads = run_spreads([several, other])
+    found, second = (row_next_to(data, {}, spreads=spreads) for data in (several, other))
+    assert found.number("exposed_other_us") == 0.0
+    assert bounds(found, "exposed_other") == (None, None)
+    assert found.reasons["exposed_other_low_us"] == "0 in every traced step: no interval"
+    assert bounds(second, "exposed_other") == pytest.approx((0.0, 40 + 12.706 * 20), rel=1e-4)
+    alone = row_next_to(several, {})
+    assert bounds(alone, "exposed_wait") == pytest.approx((0.0, 3 + 12.706), rel=1e-4)
+    assert bounds(alone, "exposed_transfer") == pytest.approx((1.0, 1.0))
+    # one device is idle for 60 ± 12.706 x 20 us, cut at 0; the change has the whole width of both:
+    # 12.706 x hypot(1, 20)
+    single = repeats_that_differ(
+        Cell(strategy="single", devices=1, batch_size=8),
+        (1000.0, 1000.0),
+        compute_us=(900.0, 900.0),
+        idle_us=(80.0, 40.0),
+    )
+    added = row_next_to(several, {8: single})
+    half = 12.706 * (1**2 + 20**2) ** 0.5
+    assert bounds(added, "added_idle") == pytest.approx((36 - half, 36 + half), rel=1e-4)

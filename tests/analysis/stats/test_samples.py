@@ -268,3 +268,19 @@ def test_spread_findings(repeats: list[np.ndarray], codes: set[str]) -> None:
 @pytest.mark.parametrize("freedom", [1, 2, 3, 8, 29, 99, 100, 5000])
 def test_students_t_is_scipys(freedom: int) -> None:
     assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-10)
+
+
+def test_a_third_cell_that_spreads_more_says_nothing_of_a_ratio() -> None:
+    """Differences of the first two 0.001 from turn to turn: squares 4e-6, whatever the third
+    does.
+    """
+    turns, off = np.array([-0.2, -0.1, 0, 0.1, 0.2]), np.array([0.001, -0.001, 0, 0.001, -0.001])
+    one, two, three = (
+        steady(*100 * np.exp(turns + off)),
+        steady(*80 * np.exp(turns)),
+        steady(*60 * np.exp(turns + 80 * off)),
+    )
+    ratio = ratio_estimate(one, two, spread_in_turns([one, two, three]))
+    assert known(ratio.high) / 1.25 == pytest.approx(
+        math.exp(2.77645 * 0.001 / math.sqrt(5)), rel=1e-5
+    )
