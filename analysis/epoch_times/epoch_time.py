@@ -116,6 +116,8 @@ class EpochTable(NamedTuple):
     absent_columns: tuple[str, ...] = ()
     unknown_columns: tuple[str, ...] = ()
     of_steps: bool = False  # each epoch is one step
+    # half of the last digit of its times: what a row without resolution_s may be off by
+    rounding_s: float = 0.0
 
     def of_study(self, name: str | None) -> "EpochTable":
         """The table with only this study's rows."""
@@ -124,7 +126,7 @@ class EpochTable(NamedTuple):
 
 def place(study: str | None, run: str | None) -> str:
     """A study and its run, in messages."""
-    name = study or "table"
+    name = study or "Table"
     return f"{name} ({run})" if run else name
 
 
@@ -141,10 +143,10 @@ def layout(devices: int, nodes: int | None) -> str:
     )
 
 
-def at(batch_size: int | None, devices: int, nodes: int | None = None) -> str:
+def at(strategy: str, batch_size: int | None, devices: int, nodes: int | None = None) -> str:
     """A setting in messages, as the tables name its columns."""
     batch = "" if batch_size is None else f"batch {batch_size}, "
-    return f"{batch}N {layout(devices, nodes)}"
+    return f"{strategy}, {batch}N {layout(devices, nodes)}"
 
 
 def significant(value: float | None) -> str:

@@ -58,7 +58,16 @@ def _columns(table: EpochTable) -> Iterator[Finding]:
 
 
 def _about(one: EpochEstimate, text: str) -> tuple[str, str]:
-    return place(one.study, one.run), f"{at(one.batch_size, one.devices, one.nodes)}{text}"
+    return place(one.study, one.run), f"{_setting(one)}{text}"
+
+
+def _setting(one: EpochEstimate) -> str:
+    return at(
+        one.strategy,
+        one.batch_size,
+        one.devices,
+        one.nodes,
+    )
 
 
 def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Iterator[Finding]:
@@ -70,7 +79,10 @@ def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Ite
         if one.quantity == "communication_seconds" and not one.sound
     )
     for where, alike in unknown.items():
-        texts = [_about(one, f": {one.reason}")[1] for one in alike]
+        by_reason = grouped((one.reason, _setting(one)) for one in alike)
+        texts = []
+        for reason, settings in by_reason.items():
+            texts.append(f"{'; '.join(settings)}: {reason}")
         yield EstimateCode.ADDED_TIME_UNKNOWN.finding(
             f"{where}: the added time is unknown: {'; '.join(texts)}",
             _needed(alike, batches),
@@ -84,7 +96,7 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
     untimed = set()
     for one in unknown:
         if one.reason == UNKNOWN_BATCH:
-            return "set batch_size_is"
+            return "add a column batch_size_is with global or per_device"
         batch = batches[one.setting]
         if batch is not None and one.reason == no_single_time(batch):
             untimed.add(batch)
@@ -118,5 +130,6 @@ def _data_parallel(table: EpochTable) -> Iterator[Finding]:
     if studies := dict.fromkeys(place(row.study, None) for row in copying):
         yield EstimateCode.DP_IS_NO_ALL_REDUCE.finding(
             f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
-            "step for any N; it runs no all-reduce, so the ring volume 2(N-1)/N S does not describe it"
+            "step for any N, with S the bytes of the parameters; it runs no all-reduce, so the ring volume 2(N-1)/N S does "
+            "not describe it"
         )

@@ -43,9 +43,9 @@ _FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the sa
 
 
 class Predicted(NamedTuple):
-    """A time that a law predicts, its band as wide as the error on the rows left out; or the
-    table's own where it measured these devices, `law` MEASURED. `reason` states why a value is
-    missing.
+    """A time that a law predicts, its band as wide as the error on the rows left out and the
+    rounding of the table's times together; or the table's own where it measured these devices,
+    `law` MEASURED. `reason` states why a value is missing.
     """
 
     study: str | None
@@ -133,7 +133,10 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
     if best.error > MISSED:
         missed = f"misses the rows left out by {math.expm1(best.error):.0%}"
         return without._replace(reason=f"the best law ({best.law}) {missed}")
-    half = best.within * _distance(counts, target.devices)
+    half = math.hypot(
+        best.within * _distance(counts, target.devices),
+        _rounding(table, target, rows, best.law),
+    )
     value = best.value * scale
     if len(counts) == 2:
         few = "two counts leave no row to judge the law: the band is the error of a constant step"
@@ -145,6 +148,28 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         law=best.law,
         error_left_out=_rounded(math.expm1(best.error)),
     )
+
+
+def _rounding(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime], named: str) -> float:
+    """By how much the law's value may be off because the rows' times are rounded, as a logarithm:
+    each row's own rounding moves it independently.
+    """
+    law = next(one for one in _laws(target, rows) if one.name == named)
+    seconds = np.array([row.epoch_seconds for row in rows], dtype=float)
+    value = law.at_target(seconds)
+    if value is None:
+        return 0.0
+    changes = []
+    for index, row in enumerate(rows):
+        off_s = row.resolution_s
+        if off_s is None:
+            off_s = table.rounding_s
+        rounded = seconds.copy()
+        rounded[index] += off_s
+        moved = law.at_target(rounded)
+        if moved is not None:
+            changes.append(math.log(moved / value))
+    return math.hypot(*changes)
 
 
 def _measured_seconds(target: EpochTime, rows: Sequence[EpochTime]) -> float | None:
@@ -175,7 +200,7 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     several = len({(one.study, one.run) for one in predicted}) > 1
     fields = [
         *([Field("series", lambda one: place(one.study, one.run))] if several else []),
-        Field("by", "strategy"),
+        Field("strategy", "strategy"),
         Field("batch", "batch_size", meaning="Samples as the table's batch_size"),
         Field(
             "N",
@@ -190,7 +215,7 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
         Field(
             f"low [{unit}]",
             lambda one: significant(one.low),
-            meaning="Lower end of the band, which is as wide as the error on the rows left out",
+            meaning="Lower end of the band: the error on the rows left out, and the times' rounding",
         ),
         Field(f"high [{unit}]", lambda one: significant(one.high), meaning="Upper end of the band"),
         Field(
@@ -213,7 +238,15 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     reasons = grouped((one.reason, one) for one in predicted if one.reason)
     notes = []
     for reason, without in reasons.items():
-        settings = [at(one.batch_size, one.devices, one.nodes) for one in without]
+        settings = [
+            at(
+                one.strategy,
+                one.batch_size,
+                one.devices,
+                one.nodes,
+            )
+            for one in without
+        ]
         if several:
             settings = [
                 f"{place(one.study, one.run)} {of}"

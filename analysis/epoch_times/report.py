@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, layout, place, significant
+from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, layout, place, significant
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.predict import prediction_table, predictions
@@ -80,7 +80,13 @@ def _json(
 def estimate_markdown(report: EstimateReport) -> str:
     """Tables of the estimates, then the findings."""
     tables = [render(table, "markdown") for table in estimate_tables(report)]
-    return "\n".join([*tables, f"{LEGEND}\n", render_findings(report.findings)])
+    parts = [
+        f"{headline(report)}\n",
+        *tables,
+        f"{LEGEND}\n",
+        render_findings(report.findings),
+    ]
+    return "\n".join(parts)
 
 
 def estimate_tables(report: EstimateReport) -> list[TextTable]:
@@ -91,6 +97,30 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
         settings = grouped((one.setting, one) for one in estimates)
         tables.append(table_of(where, _OVERVIEW, settings.values()))
     return tables
+
+
+def headline(report: EstimateReport) -> str:
+    """The largest speedup that the table shows, or that it shows none."""
+    speedups = [one for one in report.estimates if one.quantity == "speedup" and one.sound]
+    if not speedups:
+        return "No speedup is known: the findings give the reasons."
+    best = max(speedups, key=lambda one: one.value or 0.0)
+    value = best.value or 0.0
+    setting = at(
+        best.strategy,
+        best.batch_size,
+        best.devices,
+        best.nodes,
+    )
+    scaling = best.method
+    if scaling == "same_batch_size":
+        scaling = "strong or weak: unknown"
+    where = place(best.study, best.run)
+    efficiency = f"{value / best.devices:.0%} efficient"
+    return (
+        f"{where}: {significant(value)}x one device is the largest speedup "
+        f"({setting}, {scaling}), {efficiency}."
+    )
 
 
 _Setting = Sequence[EpochEstimate]  # the estimates of one row of a table
@@ -110,7 +140,7 @@ def _estimate(quantity: str, *methods: str, end: str = "value") -> Callable[[_Se
 
 
 _OVERVIEW = (
-    Field("by", lambda setting: setting[0].strategy),
+    Field("strategy", lambda setting: setting[0].strategy),
     Field("batch", lambda setting: setting[0].batch_size),
     Field("N", lambda setting: layout(setting[0].devices, setting[0].nodes)),
     Field("strong", _estimate("speedup", "same_batch_size", "strong")),

@@ -50,6 +50,7 @@ def read_epoch_times(path: Path) -> EpochTable:
             rows=tuple(_step_time(line, settings) for line in lines),
             absent_columns=absent,
             of_steps=True,
+            rounding_s=_rounding(lines, "step_ms") / 1e3,
         )
     rows = tuple(map(_epoch_time, lines))
     first_lines: dict[tuple[object, ...], int] = {}
@@ -64,7 +65,14 @@ def read_epoch_times(path: Path) -> EpochTable:
         rows=rows,
         absent_columns=tuple(name for name in OPTIONAL_COLUMNS if name not in headings),
         unknown_columns=tuple(name for name in headings if name not in EpochTime._fields),
+        rounding_s=_rounding(lines, "epoch_seconds"),
     )
+
+
+def _rounding(lines: Sequence[CsvRow], column: str) -> float:
+    """Half of the last digit of a column's numbers; rows may have dropped zeros at their end."""
+    digits = (line.last_digit(column) for line in lines)
+    return min((one for one in digits if one is not None), default=0.0) / 2
 
 
 def _epoch_time(row: CsvRow) -> EpochTime:

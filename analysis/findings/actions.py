@@ -46,6 +46,7 @@ class Situation:
     launch_bound: bool = False  # the cell has the finding `launch_bound`
     # that the late rank trains on more samples than the others
     late_samples: str | None = None
+    add_baseline: str | None = None  # how, where the cell was not compared with one device
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,10 @@ class Action:
     def line(self) -> str:
         """What it is about, and the advice."""
         scale = Scale([self.time_us, self.step_us])
-        of_step = f"{scale.number(self.time_us)} of {scale.time(self.step_us)}"
-        return f"{capital(self.part)} ({of_step}, {percent(self.share)}): {self.advice}"
+        own, step = scale.number(self.time_us), scale.time(self.step_us)
+        share = percent(self.share)
+        of_step = f"{own} of {step}, {share}"
+        return f"{capital(self.part)} ({of_step}): {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,11 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     """
     found = _next(rows, situation)
     lines = list(found.fact.lines)
+    if situation.add_baseline is not None:
+        lines.insert(0, capital(situation.add_baseline))
     if situation.more_repeats is not None:
-        lines.insert(0, f"Measure more repeats to decide (--repeats {situation.more_repeats})")
+        option = f"--repeats {situation.more_repeats}"
+        lines.insert(0, f"Measure more repeats to decide ({option})")
     if situation.not_split is not None and found.part == IDLE:
         lines.append(capital(situation.not_split.next_step))
     late = situation.late
@@ -96,7 +102,8 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
     if len(lines) > 1:
         lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
-    return replace(found, fact=replace(found.fact, lines=tuple(lines)))
+    fact = replace(found.fact, lines=tuple(lines))
+    return replace(found, fact=fact)
 
 
 def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
@@ -124,8 +131,9 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
         return _said("Nothing stands out: no waiting or communication could be removed", TRACED)
     if first.share < NOTABLE_SAVING:
         of_step = f"{time(first.time_us)} ({first.share:.1%} of the step)"
-        line = f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}"
-        lines: tuple[str, ...] = (line,)
+        lines: tuple[str, ...] = (
+            f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}",
+        )
     else:
         second = [one for one in actions[1:2] if one.time_us >= _AS_MUCH * first.time_us]
         lines = (first.line, *(one.line for one in second))
@@ -258,7 +266,7 @@ def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[A
     if situation.on_device and idle_us >= _IDLE_ITSELF * step_us:
         what = "had no queued work" if late.unlaunched_us else "was idle"
         advice += f"; its own GPU {what} for {time(idle_us)} of a step"
-    yield Action("each other rank's wait", late.lateness_us, advice, late.step_us)
+    yield Action("each other rank's wait", late.lateness_us, advice, step_us)
     yield Action("waiting for other ranks", wait_us * (1.0 - late.share), compare, step_us)
 
 

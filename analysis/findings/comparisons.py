@@ -14,7 +14,7 @@ from dpscope.analysis.stats.samples import (
     missing_evidence,
     verdict,
 )
-from dpscope.analysis.text.units import Unit, show, show_bytes, show_change
+from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_change
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
@@ -133,7 +133,7 @@ def bounds(estimate: Estimate) -> str:
     """Such as ``95% interval 1.20 to 1.40``, or a note that there is none."""
     if estimate.low is None or estimate.high is None:
         return f"{counted(estimate.count, 'step')}, no interval"
-    return f"{CONFIDENCE:.0%} interval {estimate.low:.2f} to {estimate.high:.2f}"
+    return f"{CONFIDENCE:.0%} interval {beside(estimate.low)} to {beside(estimate.high)}"
 
 
 _RATIO = Unit("x", 1.0, 2)
@@ -207,7 +207,13 @@ def judge_target(scaling: Sequence[ScalingSeries], target: float) -> Iterator[Fi
         results = []
         for point, shown in zip(series.points, verdicts, strict=True):
             reached = point.efficiency
-            ends = "" if reached.low is None else f", {reached.low:.0%} to {reached.high:.0%}"
+            ends = ""
+            if reached.low is not None and reached.high is not None:
+                low, high = (
+                    beside(100 * end, level=100 * target, digits=0)
+                    for end in (reached.low, reached.high)
+                )
+                ends = f", {low}% to {high}%"
             percent = f"{show(reached.value, _PERCENT)}%{ends}"
             results.append(f"{words[shown]} on {counted(point.devices, 'device')} ({percent})")
         missed = "below" in verdicts

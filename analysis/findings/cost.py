@@ -5,7 +5,7 @@ from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_bytes, with_article
+from dpscope.analysis.text.units import beside, show_bytes, with_article
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
@@ -94,21 +94,24 @@ def _hidden(ledger: Ledger, scale: Scale) -> list[str]:
     ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
     if ledger.contention_us is None or ratio is None or bounds is None or bounds.low <= 1.0:
         return [line]
-    slows = f"{ratio:.2f}x ({bounds.low:.2f} to {bounds.high:.2f})"
+    slows = f"{ratio:.2f}x ({beside(bounds.low)} to {beside(bounds.high)})"
     cost = scale.time(ledger.contention_us)
     return [line, f"it slows the compute next to it {slows}: {cost} a step"]
 
 
 def _basis(ledger: Ledger) -> str:
     left_out = ledger.left_out_steps
-    means = (
-        f"means over {counted(ledger.steps, 'traced step')} and {counted(ledger.windows, 'window')}"
-    )
+    means = _means_over(ledger)
     if left_out:
         means += f", {counted(left_out, 'far longer step')} left out"
     if "exposed" not in ledger.intervals:
         return f"{means}; no interval"
     return f"{means}; {CONFIDENCE:.0%} interval from how the repeats differ"
+
+
+def _means_over(ledger: Ledger) -> str:
+    """Over which steps a ledger's means are, counted as on the first line of a report."""
+    return f"means over {counted(ledger.steps, 'traced step')} of each rank"
 
 
 def late_facts(late: LateRank, ledger: Ledger) -> list[Fact]:
@@ -119,8 +122,11 @@ def late_facts(late: LateRank, ledger: Ledger) -> list[Fact]:
         return []
     total_us = late.wait_us / late.share
     scale = Scale([total_us])
-    times = f"{scale.number(late.wait_us)} of {scale.time(total_us)}"
-    line = f"rank {late.rank} causes {percent(late.share)} of the waiting ({times} a step, mean of all ranks)"
+    mean = f"{scale.number(late.wait_us)} of {scale.time(total_us)} a step in the mean of all ranks"
+    line = (
+        f"rank {late.rank} causes {percent(late.share)} of the waiting: {mean}, "
+        f"{scale.number(late.lateness_us)} in each other rank's"
+    )
     others = [
         f"{rank} ({percent(wait_us / total_us)})"
         for rank, wait_us in ledger.wait_by_rank_us.items()
@@ -154,8 +160,7 @@ def ledger_table(data: Job) -> TextTable | None:
         rows[f"rank {slowest}, slowest"] = of_ranks[slowest]
         if ledger.is_split and waiting != slowest:
             rows[f"rank {waiting}, waits longest"] = of_ranks[waiting]
-    steps = f"means over {counted(ledger.windows, 'step')} of {counted(len(ranks), 'rank')}"
-    note = f"{steps}; wait, transfer and other are exposed communication"
+    note = f"{_means_over(ledger)}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     names = {"traced_step": "traced", **STEP_PARTS}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from dpscope.analysis.stats.samples import Estimate, Interval, verdict
 from dpscope.analysis.stats.samples import Verdict as Shown
-from dpscope.analysis.text.units import choose_unit
+from dpscope.analysis.text.units import beside, choose_unit
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.finding import counted
@@ -118,6 +118,10 @@ class Scale:
         """With the unit."""
         return f"{self.number(time_us)} {self.unit}"
 
+    def change(self, time_us: float) -> str:
+        """Without the unit, with its sign."""
+        return f"{'+' if time_us > 0 else ''}{self.number(time_us)}"
+
     def ends(self, bounds: Interval) -> str:
         """The ends of an interval, without the unit."""
         return f"{self.number(bounds.low)} to {self.number(bounds.high)}"
@@ -164,7 +168,7 @@ def ends(ratio: Estimate, name: str = "") -> str:
     """The 95% interval of a ratio in brackets, after its name, or why there is none."""
     if ratio.low is None or ratio.high is None:
         return "(too few repeats or steps for an interval)"
-    return f"({name}{ratio.low:.2f} to {ratio.high:.2f})"
+    return f"({name}{beside(ratio.low)} to {beside(ratio.high)})"
 
 
 def basis_of(ratio: Estimate) -> str:

@@ -1,6 +1,7 @@
-"""The gain of a cell over one device, by each estimator."""
+"""The gain of a cell over one device, by each estimator; what to measure where there is none."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,9 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.plan_codes import PlanCode
 
 BY_TOTAL, BY_BLOCKS = "by the total time of the same steps", "by whole blocks"
 
@@ -70,3 +74,28 @@ def _other_estimates(
 
 def _mean_step_us(data: Job) -> float:
     return float(np.mean(np.concatenate(data.step_samples())))
+
+
+def no_baseline(run: RunData, comparison: Comparison) -> Iterator[Finding]:
+    """A warning if cells of a script have no single-device cell to be compared with, unless its
+    finding gives the reason.
+    """
+    script = run.manifest.script
+    if script is None or WITHOUT_TORCHRUN in comparison.unmeasured_jobs:
+        return
+    without = [
+        data.name
+        for data in run.measured
+        if data.devices > 1
+        and data.knows_samples
+        and not data.trained_alone
+        and {data.cell.batch_size, data.global_batch_size}.isdisjoint(
+            single_device_baselines(run, data.cell)
+        )
+    ]
+    if without:
+        command = f"dpscope attach --devices single --out {shlex.quote(str(run.path))} -- {script}"
+        yield PlanCode.NO_BASELINE.finding(
+            f"{', '.join(without)}: no single-device cell with the same options, so efficiency and speedup are missing",
+            f"run the script on one device without torchrun, into the same folder: {command}",
+        )

@@ -1,9 +1,34 @@
-"""What several findings say of a cell's ledger: that tracing slowed it, that messages are small."""
+"""What several findings say of a cell's ledger: that tracing slowed it or the machine changed before
+it, that messages are small.
+"""
+
+from collections.abc import Iterator
 
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.exposed_parts import SMALL, Messages
+from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.run_codes import RunCode
 
 SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated
+
+
+# traced over untraced step that is reported, and its inverse: tracing shortens no step
+TRACER_COST = 1.15
+
+
+def tracing_findings(row: CellRow) -> Iterator[Finding]:
+    """That traced steps take longer than untraced ones, or less, as on a machine that changed."""
+    cost = row.tracer_cost
+    if cost is not None and cost > TRACER_COST:
+        slower = f"a traced step takes {cost:.2f}x as long as an untraced one"
+        yield RunCode.TRACER_COST.finding(slower, about=row.cell)
+    if cost is not None and cost < 1 / TRACER_COST:
+        times = f"{show_time(row.traced_step_us)} traced, {show_time(row.step_us)} before"
+        yield RunCode.DRIFT.finding(
+            f"steps became shorter by {1 - cost:.0%} until they were traced ({times})",
+            about=row.cell,
+        )
 
 
 def slowed_by_tracing(row: CellRow) -> float | None:

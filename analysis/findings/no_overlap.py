@@ -475,15 +475,18 @@ def bucket_times(evidence: Evidence) -> str:
 
 def straggler_finding(data: Job) -> Iterator[Finding]:
     """A warning that names the rank that is significantly late, with what it costs the others."""
-    late = data.late
-    if late is None or not late.significant or late.lateness_us < NOTABLE * late.step_us:
+    late, ledger = data.late, data.traced_ledger
+    if late is None or not late.significant or ledger is None:
+        return
+    step_us = ledger.traced_step_us
+    if late.lateness_us < NOTABLE * step_us:
         return
     check = f"check what rank {late.rank} does before its first collective: data, other load, a slower device"
     if (samples := more_samples(data, late.rank)) is not None:
         check = f"give the ranks equal batches: {samples}"
     yield RunCode.STRAGGLER.finding(
         f"rank {late.rank} is the straggler, {late.last.counts}: each other rank loses "
-        f"{show_time(late.lateness_us)} of its {show_time(late.step_us)} step to it, {show_share(late.share)} of the exposed "
+        f"{show_time(late.lateness_us)} of a {show_time(step_us)} step to it, {show_share(late.share)} of the exposed "
         f"waiting{_compute_of(data, late.rank)}; by chance alone a rank would stand out like this in "
         f"{late.last.chance:.1g} of such runs",
         check,

@@ -6,8 +6,9 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.text.units import show_bytes, show_share, show_time
-from dpscope.profiling.records.finding import Finding
+from dpscope.analysis.findings.facts import Scale
+from dpscope.analysis.text.units import show_bytes, show_share
+from dpscope.profiling.records.finding import Finding, Severity
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
@@ -117,14 +118,12 @@ def _off_finding(
 ) -> Finding:
     calibrated = row.text("prediction_source") == "calibration"
     traits = traits_of(row.strategy)
-    errors = []
-    for name, error in zip(off, _errors(row, off), strict=True):
-        # No collective of a strategy with peer copies is matched, so its transfers are all of its
-        # communication.
-        of_all = name == "transfer" and traits.peer_copies
-        measured = show_time(row.number("communication_us" if of_all else f"{name}_us"))
-        predicted = show_time(row.number(f"predicted_{name}_us"))
-        errors.append(f"{_WHAT[name]} {predicted} a step, measured {measured} ({error:+.0%})")
+    errors = [
+        error
+        for name in _WHAT
+        if name in off or name == "transfer"  # what the model is of, also where it is right
+        if (error := _error(row, name))
+    ]
     errors += [
         f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}"
         for one in single[:MOST_ROWS]
@@ -134,6 +133,9 @@ def _off_finding(
     why += dict.fromkeys(
         f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated
     )
+    severity: Severity = "info"
+    if calibrated and not _is_waiting(row, off, single):
+        severity = "warning"
     action = script_action = ""
     if not calibrated:
         action = "calibrate on this machine and predict from that"
@@ -141,13 +143,45 @@ def _off_finding(
         action = "compare with a cell whose communication does not overlap compute (--overlap off)"
         script_action = RunCode.PREDICTION_OFF.value.action
     return RunCode.PREDICTION_OFF.finding(
-        f"predicted from the {row.text('prediction_source')}: {'; '.join(errors)}. "
+        f"predicted from the {row.text('prediction_source')}, for a step: {'; '.join(errors)}. "
         f"Likely reasons: {'; '.join(why) or _UNEXPLAINED}",
         action,
         script_action=script_action,
         about=row.cell,
-        severity="warning" if calibrated else "info",
+        severity=severity,
     )
+
+
+def _error(row: CellRow, name: str) -> str | None:
+    """A predicted and a measured time of a step; None where one is missing."""
+    # No collective of a strategy with peer copies is matched, so its transfers are all of its
+    # communication.
+    of_all = name == "transfer" and traits_of(row.strategy).peer_copies
+    measured_us = row.number("communication_us" if of_all else f"{name}_us")
+    predicted_us = row.number(f"predicted_{name}_us")
+    error = row.number(f"predicted_{name}_error")
+    if measured_us is None or predicted_us is None or error is None:
+        return None
+    scale = _scale(row)
+    times = f"{scale.number(predicted_us)}, measured {scale.time(measured_us)}"
+    return f"{_WHAT[name]} {times} ({error:+.0%})"
+
+
+def _scale(row: CellRow) -> Scale:
+    """One unit for all times of a cell's finding."""
+    return Scale([row.communication_us, row.transfer_us, row.exposed_us])
+
+
+def _is_waiting(row: CellRow, off: list[str], single: Sequence[CollectivePrediction]) -> bool:
+    """Whether waiting, which no prediction includes, is all that is off."""
+    exposed_us, wait_us = row.exposed_us, row.exposed_wait_us
+    predicted_us = row.number("predicted_exposed_us")
+    if off != ["exposed"] or single:
+        return False
+    if exposed_us is None or wait_us is None or predicted_us is None:
+        return False
+    moved_us = exposed_us - wait_us
+    return abs(predicted_us - moved_us) <= PREDICTION_TOLERANCE * moved_us
 
 
 def _overlaps(row: CellRow) -> bool:
@@ -155,6 +189,21 @@ def _overlaps(row: CellRow) -> bool:
     total = row.communication_us or 0.0
     hidden = row.hidden_us or 0.0
     return hidden > OVERLAP * total
+
+
+def _overlap(row: CellRow, total_us: float, scale: Scale) -> str:
+    """How much of the communication ran during compute, and what compute lost to it."""
+    hidden_us = row.hidden_us or 0.0
+    share = show_share(hidden_us / total_us)
+    text = f"{share} of communication ran during compute"
+    slower_us = row.slowdown_us
+    bounds = row.interval("slowdown_us")
+    if slower_us is None or bounds is None:
+        return text
+    if bounds.low <= 0:
+        return text
+    longer = scale.time(slower_us)
+    return f"{text}, and in traced steps compute takes {longer} longer than alone"
 
 
 def likely_reasons(
@@ -167,6 +216,7 @@ def likely_reasons(
     latency only errors of a specification, since a calibration includes it.
     """
     errors = [*_errors(row, off), *single]
+    scale = _scale(row)
     specified = row.text("prediction_source") == "specification"
     if max(errors) > 0 and min(errors) >= 0:
         if specified:
@@ -175,31 +225,24 @@ def likely_reasons(
                 "SHARP)"
             ]
         return [
-            "the calibration was made under other conditions (load, clocks, settings), or did not "
-            "time these sizes"
+            "the calibration was slower than the run (load, clocks, settings), or did not time these "
+            "sizes: calibrate again"
         ]
     found = []
     total = row.communication_us
-    hidden = row.hidden_us
     wait = row.exposed_wait_us
     queued = row.queue_us
-    if total and hidden is not None and _overlaps(row):
-        slower = row.slowdown_us
-        bounds = row.interval("slowdown_us")
-        too = f", and in traced steps compute takes {show_time(slower)} longer than alone"
+    if total and _overlaps(row):
         what = "cores shared with computing" if shared_cores else "contention"
-        significant = slower is not None and bounds is not None and bounds.low > 0
-        found.append(
-            f"{what}: {show_share(hidden / total)} of communication ran during compute{too if significant else ''}"
-        )
+        found.append(f"{what}: {_overlap(row, total, scale)}")
     if "exposed" in off and total and wait is not None and wait > NOTABLE * total:
         found.append(
-            f"waiting: {show_time(wait)} of the exposed time of a step, which the model does not "
+            f"waiting: {scale.time(wait)} of the exposed time of a step, which the model does not "
             "include"
         )
     if total and queued is not None and queued > NOTABLE * total:
         found.append(
-            f"queueing: {show_time(queued)} a step for a free worker thread, which gloo's ranges "
+            f"queueing: {scale.time(queued)} a step for a free worker thread, which gloo's ranges "
             "may include"
         )
     if specified:

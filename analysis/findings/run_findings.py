@@ -12,20 +12,19 @@ from dpscope.analysis.findings.comparisons import (
     scaling_findings,
     strategy_cost_finding,
 )
-from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.findings.gains import no_baseline
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing, tracing_findings
 from dpscope.analysis.findings.no_overlap import (
     no_overlap_finding,
     straggler_finding,
     waiting_findings,
 )
 from dpscope.analysis.findings.predictions import prediction_findings
-from dpscope.analysis.runs.cell_findings import no_single_device
 from dpscope.analysis.runs.run_data import RunData, repeat_findings
-from dpscope.analysis.runs.variant_savings import single_device_baselines, variant_findings
+from dpscope.analysis.runs.variant_savings import variant_findings
 from dpscope.analysis.text.units import show_share
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.training.findings import training_findings
-from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -33,7 +32,6 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import any_reducer
 from dpscope.profiling.records.trace_codes import TraceCode
 
-TRACER_COST = 1.15
 THROUGHPUT_APART = 0.05  # of the median step's
 
 _MERGED = {
@@ -58,8 +56,18 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
     names them all.
     """
     if findings[0].code in _MERGED:
-        message = "; ".join(one.message for one in findings)
-        yield msgspec.structs.replace(findings[0], message=message, about="")
+        by_cell = grouped((one.about, one.observation) for one in findings)
+        messages = []
+        for about, observations in by_cell.items():
+            message = ", ".join(observations)
+            if about:
+                message = f"{about}: {message}"
+            messages.append(message)
+        yield msgspec.structs.replace(
+            findings[0],
+            message="; ".join(messages),
+            about="",
+        )
         return
     for observation, same in grouped((one.observation, one) for one in findings).items():
         about = ", ".join(one.about for one in same if one.about)
@@ -104,19 +112,7 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     for data in judged:
         if slowed_by_tracing(comparison.rows[data.name]) is None:
             yield from no_overlap_finding(data)
-    without_single = [
-        data.name
-        for data in run.measured
-        if data.devices > 1
-        and data.knows_samples
-        and not data.trained_alone
-        and {data.cell.batch_size, data.global_batch_size}.isdisjoint(
-            single_device_baselines(run, data.cell)
-        )
-    ]
-    # else its finding gives the reason why there is no efficiency
-    if WITHOUT_TORCHRUN not in comparison.unmeasured_jobs:
-        yield from no_single_device(run.manifest, without_single, str(run.path))
+    yield from no_baseline(run, comparison)
     yield from _setting(run)
     yield from training_findings(run.training) if run.training else ()
     yield from [LearningCode.TRAINING_INCOMPLETE.finding(run.untrained)] if run.untrained else ()
@@ -128,8 +124,8 @@ def _not_measured(name: str, data: Job) -> Iterator[Finding]:
             continue
         status = result.status.replace("_", " ")
         action = f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it"
-        if result.status == "interrupted":  # by the user
-            action = "run again if this cell is needed"
+        if result.status == "interrupted":  # by the user; the message says how to resume
+            action = "no action needed if this cell can be missing"
         yield RunCode.CELL_FAILED.finding(
             f"{status}: {result.message}", action, about=f"{name}, repeat {result.repeat}"
         )
@@ -150,12 +146,13 @@ def _above_peak(comparison: Comparison) -> Iterator[Finding]:
 
 def _of_times(row: CellRow) -> Iterator[Finding]:
     median, average = row.samples_per_s, row.block_samples_per_s
-    if median and average and abs(apart := average / median - 1) > THROUGHPUT_APART:
-        text = f"{average:,.0f} samples/s over all steps, {apart:+.0%} from the median step's {median:,.0f}"
-        yield RunCode.OUTLIERS.finding(text, about=row.cell)
-    if row.tracer_cost is not None and row.tracer_cost > TRACER_COST:
-        slower = f"a traced step takes {row.tracer_cost:.2f}x as long as an untraced one"
-        yield RunCode.TRACER_COST.finding(slower, about=row.cell)
+    if median and average:
+        apart = average / median - 1
+        if abs(apart) > THROUGHPUT_APART:
+            rate = f"{average:,.0f} samples/s over all steps"
+            text = f"{rate}, {apart:+.0%} from the median step's {median:,.0f}"
+            yield RunCode.WIDE_SPREAD.finding(text, about=row.cell)
+    yield from tracing_findings(row)
 
 
 def _setting(run: RunData) -> Iterator[Finding]:

@@ -2,8 +2,6 @@
 and reason of their errors.
 """
 
-from dataclasses import dataclass
-
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
@@ -14,14 +12,18 @@ from dpscope.analysis.traces.ranks.job import Job
 CLOSE = 0.1  # of the measured value: an estimate within it agrees
 # of the measured value: a wider interval shows no agreement
 _WIDE = 0.5
-# of the error: a term that explains as much is called most of it
+# of the error: what a cause may leave of it
 _MOST = 0.5
 
 
 def shortcuts_fact(row: CellRow, data: Job) -> Fact:
     """A line for each estimate."""
     basis = f"T_N - T_1: {TIMED}; what it is compared with: {TRACED}"
-    return Fact("shortcuts", "SHORTCUTS", (_subtraction(row, data), _ring(row, data)), basis)
+    lines = (
+        _subtraction(row, data),
+        _ring(row, data),
+    )
+    return Fact("shortcuts", "SHORTCUTS", lines, basis)
 
 
 def _subtraction(row: CellRow, data: Job) -> str:
@@ -38,19 +40,20 @@ def _subtraction(row: CellRow, data: Job) -> str:
     exposed_us = row.ledger.exposed_us if row.ledger is not None else None
     if exposed_us is None:
         return f"{result}: the traces do not show what is exposed"
+    if bounds is None:
+        measured = f"{scale.number(exposed_us)} measured"
+        return f"{result}, {measured}: cannot be checked without an interval (too few repeats or steps)"
     judged = _against_exposed(estimate_us, exposed_us, bounds)
     if judged is not None:
         return f"{result}: {judged}"
     error_us = estimate_us - exposed_us
     compared = _ratio(estimate_us, exposed_us, scale)
-    return f"{result}: {compared}{_why(row, data.on_device, error_us, scale)}"
+    return f"{result}: {compared}: {_why(row, data.on_device, error_us, scale)}"
 
 
-def _against_exposed(estimate_us: float, exposed_us: float, bounds: Interval | None) -> str | None:
+def _against_exposed(estimate_us: float, exposed_us: float, bounds: Interval) -> str | None:
     """That the estimate agrees, or is too noisy to be judged; None where it is off."""
     close = abs(estimate_us - exposed_us) <= CLOSE * exposed_us
-    if bounds is None:
-        return "agrees" if close else None
     includes = bounds.low <= exposed_us <= bounds.high
     # an interval that wide shows no agreement either
     wide = bounds.half_width(estimate_us) > _WIDE * exposed_us
@@ -68,37 +71,36 @@ def _ratio(estimate_us: float, exposed_us: float, scale: Scale) -> str:
     return f"less than {measured}"
 
 
-@dataclass(frozen=True)
-class _Term:
-    """One of T_N - T_1 = exposed + slowdown + change of idle + change of tracer."""
-
-    time_us: float | None
-    more: str
-    less: str
-
-    @property
-    def words(self) -> str:
-        return self.more if (self.time_us or 0.0) > 0 else self.less
-
-
 def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
-    """The largest term that has the error's sign, if it is most of the error."""
-    slower = "compute runs slower" + ("" if on_device else " on shared cores")
-    terms = (
-        _Term(
-            row.ledger.slowdown_us if row.ledger else None, slower, "compute is shorter than on one device"
-        ),
-        _Term(row.added_idle_us, "devices are idle longer", "devices are idle for less time"),
-        _Term(row.added_tracer_us, "traced steps do not show it", "tracing adds time"),
-    )  # fmt: skip
-    alike = [one for one in terms if (one.time_us or 0.0) * error_us > 0]
-    if not alike:
-        return ""
-    largest = max(alike, key=lambda one: abs(one.time_us or 0.0))
-    time_us = abs(largest.time_us or 0.0)
-    if time_us < _MOST * abs(error_us):
-        return ""
-    return f": {largest.words} ({scale.time(time_us)})"
+    """Of T_N - T_1 = exposed + slowdown + change of idle + change of tracer the largest term after
+    the first, where the others, which may cancel it, are less than half of the error; else all.
+    """
+    slowdown_us = row.ledger.slowdown_us if row.ledger is not None else None
+    idle_us, tracer_us = row.added_idle_us, row.added_tracer_us
+    if slowdown_us is None or idle_us is None or tracer_us is None:
+        return "the cause is unknown"
+    terms = {
+        "compute": slowdown_us,
+        "idle": idle_us,
+        "tracer": tracer_us,
+    }
+    *others, largest = sorted(terms, key=lambda name: abs(terms[name]))
+    others_us = sum(abs(terms[name]) for name in others)
+    if others_us > _MOST * abs(error_us):
+        changes = [f"{name} {scale.change(time_us)}" for name, time_us in terms.items()]
+        return f"no single cause ({', '.join(changes)})"
+    more = {
+        "compute": "compute runs slower" if on_device else "compute runs slower on shared cores",
+        "idle": "devices are idle longer",
+        "tracer": "traced steps do not show it",
+    }
+    less = {
+        "compute": "compute is shorter than on one device",
+        "idle": "devices are idle for less time",
+        "tracer": "tracing adds time",
+    }
+    cause = more if error_us > 0 else less
+    return f"{cause[largest]} ({scale.time(abs(terms[largest]))})"
 
 
 def _ring(row: CellRow, data: Job) -> str:
@@ -116,20 +118,27 @@ def _ring(row: CellRow, data: Job) -> str:
     measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
     if abs(ring_us - transfer_us) <= CLOSE * transfer_us:
         return f"{result}: agrees, {measured}"
+    if ring_us > transfer_us:
+        cause = "the calibration was slower than the run; calibrate again"
+        if of_link:
+            cause = "the link is faster than that"
+        return f"{result}; {measured}: {cause}"
     return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:
-    """Why the formula is off, from what the calibration and the traces show."""
+    """Why the formula gives too little, from what the calibration and the traces show."""
     ring_us, transfer_us = row.ring_us or 0.0, row.transfer_us or 0.0
-    error_us, fitted_us = transfer_us - ring_us, row.predicted_transfer_us
-    if error_us < 0:
-        return ": the link is faster than that"
+    error_us = transfer_us - ring_us
+    fitted_us = row.predicted_transfer_us
     size, algbw = row.bytes_per_step, row.algbw_gb_per_s
     # us in which at least one all-reduce transfers
-    busy_us = size / algbw / 1e3 if size is not None and algbw else transfer_us
+    busy_us = transfer_us
+    if size is not None and algbw:
+        busy_us = size / algbw / 1e3
     if transfer_us - busy_us >= _MOST * error_us:
-        at_once = int(data.tables.collectives["concurrent"].max(initial=1)) + 1
+        concurrent = data.tables.collectives["concurrent"]
+        at_once = int(concurrent.max(initial=1)) + 1
         return f": up to {at_once} all-reduces were in flight at once"
     if of_link:
         return ": it leaves out latency and protocol"

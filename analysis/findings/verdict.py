@@ -6,11 +6,9 @@ one case: the largest number of devices measured and, among their cells, the lar
 device at which the strategies were compared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
@@ -19,14 +17,14 @@ from dpscope.analysis.findings.actions import Situation, next_fact
 from dpscope.analysis.findings.cost import cost_fact, late_facts
 from dpscope.analysis.findings.facts import (
     Fact,
-    Scale,
     Verdict,
     basis_of,
     ends,
     percent,
 )
-from dpscope.analysis.findings.gains import Gain, gain_of
+from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.findings.limits import limits, on_shared_cores, timed_rows
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
@@ -36,11 +34,10 @@ from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.parallelism import parallelism_name
 from dpscope.profiling.records.finding import Finding, counted, grouped
+from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
-# largest over smallest median of a cell's repeats, above which a warning precedes all facts
-REPEATS_APART = 1.3
 _DECIDING_REPEATS = 5
 STAND_IN = "CPU stand-in for DataParallel: not valid for GPUs."
 CPU_TRACES = "CPU traces: compute and communication shared the cores; not valid for GPUs."
@@ -192,15 +189,23 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         more_repeats=_more_repeats(run) if undecided else None,
         launch_bound=any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
+        add_baseline=_add_baseline(run, comparison) if gain is None else None,
     )
     begun = Verdict(
         _setting(run, comparison, data),
-        tuple(_limits(run, comparison, case)),
+        tuple(limits(run, comparison, case)),
         (which,),
         strategy=strategy,
         cells=tuple(row.cell for row in case),
     )
     return _about(begun, data, situation, _alike(comparison, chosen), with_shortcuts=True)
+
+
+def _add_baseline(run: RunData, comparison: Comparison) -> str | None:
+    """How to measure one device, by the finding that it is missing."""
+    findings = (*run.manifest.findings, *no_baseline(run, comparison))
+    missing = (one for one in findings if one.code == PlanCode.NO_BASELINE.code)
+    return next((one.next_step for one in missing), None)
 
 
 def _more_repeats(run: RunData) -> int:
@@ -235,14 +240,14 @@ def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:
     variants = comparison.variants
     return [
         row
-        for row in _timed(comparison)
+        for row in timed_rows(comparison)
         if (variants.get(row.cell), row.nodes) == (variants.get(chosen.cell), chosen.nodes)
     ]
 
 
 def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
     more = "Measure two or more devices: dpscope run --devices 1,2"
-    if _on_shared_cores(run):
+    if on_shared_cores(run):
         more = "Measure two or more devices with a core each"
     if not comparison.knows_options:  # its processes may have trained independently
         more = "Measure two or more devices that train together, with DDP or FSDP: dpscope attach --devices 1,2"
@@ -251,75 +256,7 @@ def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
         more = f"Attach again on {' and '.join(jobs)}: its finding gives the reason why nothing was measured"
     none = "no strategy on several devices was compared with one device"
     facts = (Fact("which", "NO CHOICE", (none,)), _next(more))
-    return Verdict(_setting(run, comparison, None), tuple(_limits(run, comparison, ())), facts)
-
-
-def _on_shared_cores(run: RunData) -> list[Job]:
-    """The measured cells whose processes have no core each."""
-    return [data for data in run.measured if data.no_scaling and not data.trained_alone]
-
-
-def _limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
-    """What limits all facts that follow."""
-    noisy = _noisy(run, comparison, case)
-    if noisy:
-        apart = percent(REPEATS_APART - 1)
-        differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
-        yield Fact("limits", "NOISY", (differ,), "median untraced step of each repeat")
-    drift = run.spreads.step.drift
-    if drift is not None:
-        yield _drifted(drift.slope * (len(run.measured) - 1))
-    cores_by_reason = grouped((data.no_scaling, data.cores) for data in _on_shared_cores(run))
-    for why, cores in cores_by_reason.items():
-        count = cores[0] or 1
-        remedy = f"use --devices up to {count}" if count > 1 else "use more cores"
-        yield Fact("limits", "TOO FEW CORES", (f"{why}, so these cells say nothing: {remedy}",))
-    batches = ", ".join(comparison.batches_seen)
-    if batches:
-        line = f"{batches} per device, inferred from the model's calls (or set --batch-size)"
-        yield Fact("limits", "BATCH", (line,))
-    cycles = sorted({data.cycle for data in run.measured} - {1})
-    if cycles:
-        many = " and ".join(map(str, cycles))
-        line = f"the script's steps repeat in cycles of {many}: times are means over whole cycles"
-        yield Fact("limits", "CYCLES", (line,))
-
-
-def _drifted(change: float) -> Fact:
-    """That steps changed within a round of all cells, by a logarithm."""
-    direction = "longer" if change > 0 else "shorter"
-    share = percent(abs(np.expm1(change)))
-    line = (
-        f"steps became {share} {direction} within a round of all cells: "
-        "ratios and efficiency leave that out, times do not"
-    )
-    basis = "least squares over the places of all cells in their rounds"
-    return Fact("limits", "DRIFT", (line,), basis)
-
-
-def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> list[str]:
-    """The medians of the repeats of the case's cells and their baselines, for cells whose medians
-    differ too much.
-    """
-    batches = {row.batch_size for row in case}
-    baselines = [
-        row
-        for row in _timed(comparison)
-        if traits_of(row.strategy).baseline and row.batch_size in batches
-    ]
-    noisy = []
-    for name in (row.cell for row in (*baselines, *case) if row.cell in run.cells):
-        repeats = run.cells[name].step_samples()
-        medians = [float(np.median(steps)) for steps in repeats if len(steps)]
-        if medians and max(medians) > REPEATS_APART * min(medians):
-            scale = Scale(medians)
-            noisy.append(f"{name} {scale.number(min(medians))} to {scale.time(max(medians))}")
-    return noisy
-
-
-def _timed(comparison: Comparison) -> list[CellRow]:
-    """The measured cells."""
-    return [row for row in comparison.rows.values() if row.step_us is not None]
+    return Verdict(_setting(run, comparison, None), tuple(limits(run, comparison, ())), facts)
 
 
 def _largest_case(comparison: Comparison) -> list[CellRow]:
@@ -329,7 +266,7 @@ def _largest_case(comparison: Comparison) -> list[CellRow]:
     compared = {(gap.devices, gap.batch_size) for gap in comparison.gaps}
     several = (
         row
-        for row in _timed(comparison)
+        for row in timed_rows(comparison)
         if row.devices > 1 and row.cell not in comparison.no_scaling
     )
 
@@ -439,7 +376,7 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
 def _gap_line(gap: StrategyGap) -> str:
     """DP's step against DDP's."""
     times = f"{gap.dp_label} takes {gap.ratio.value or 0.0:.2f}x DDP's step {ends(gap.ratio)}"
-    return times if _is_clear(gap) else f"{times}: no clear difference"
+    return times if _is_clear(gap) else f"{times}: no significant difference"
 
 
 def _over_itself(comparison: Comparison, chosen: CellRow, where: str) -> tuple[str, str]:

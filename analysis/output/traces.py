@@ -92,8 +92,8 @@ class Folded:
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first; of findings that differ only in what they name, the first _MOST_ALIKE and how
-    many more there are.
+    """Errors first; findings that differ only in what they name are one, with the messages of the
+    first _MOST_ALIKE and how many more there are.
     """
     order = {"error": 0, "warning": 1, "info": 2}
     in_order = sorted(findings, key=lambda one: order[one.severity])
@@ -101,9 +101,10 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     shown = []
     for alike in kinds.values():
         more = len(alike) - _MOST_ALIKE
-        *first, last = alike[: _MOST_ALIKE + (more == 1)]
-        message = f"{last.message}; and {more} more like these" if more > 1 else last.message
-        shown += [*first, msgspec.structs.replace(last, message=message)]
+        messages = [one.message for one in alike[: _MOST_ALIKE + (more == 1)]]
+        if more > 1:
+            messages.append(f"and {more} more like these")
+        shown.append(msgspec.structs.replace(alike[0], message="; ".join(messages)))
     return shown
 
 

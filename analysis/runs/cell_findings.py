@@ -1,6 +1,5 @@
 """Findings about a measured cell: its samples, its processes, what was compiled."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,8 +9,7 @@ from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted, listed
-from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import Cell, Manifest, RankResult
+from dpscope.profiling.records.run import Cell, RankResult
 from dpscope.profiling.records.run_codes import RunCode
 
 FEWEST_FOR_DRIFT = 10
@@ -20,7 +18,7 @@ DRIFT_CONFIDENCE = 0.99
 OUTLIER_DEVIATIONS = 10.0  # robust standard deviations, as hyperfine has it
 OUTLIER_DISTANCE = 0.25  # and of the median
 WIDE_SPREAD = 0.1  # of the median, the middle half of the samples
-REPEATS_APART = 1.1
+REPEATS_APART = 0.1  # of the smallest median, the largest
 SUSPECT = "ProcessGroupNCCL2"
 
 
@@ -41,11 +39,11 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         action = f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)"
         yield RunCode.FEW_SAMPLES.finding(few, action, about=name)
     elif spread > WIDE_SPREAD:
-        text = f"interquartile range {spread:.0%} of the median step"
+        text = f"the middle half of its steps spans {spread:.0%} of the median"
         yield RunCode.WIDE_SPREAD.finding(text, about=name)
-    if max(medians) > REPEATS_APART * min(medians):
-        apart = max(medians) / min(medians) - 1
-        yield RunCode.REPEATS_DIFFER.finding(
+    apart = max(medians) / min(medians) - 1
+    if apart > REPEATS_APART:
+        yield RunCode.WIDE_SPREAD.finding(
             f"medians of its repeats differ by {apart:.0%}", about=name
         )
     yield from _drift(name, repeats)
@@ -66,10 +64,11 @@ def _outliers(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         worst = max([worst, *(above / median).tolist()])
     if not far:
         return
-    steps = counted(sum(map(len, repeats)), "step")
-    longest = f"the longest takes {show_time(max(far))}, {worst:.1f} times its repeat's median"
-    text = f"far above the others: {len(far)} of {steps}; {longest}"
-    yield RunCode.OUTLIERS.finding(text, about=name)
+    every = sum(map(len, repeats))
+    steps = counted(every, "step")
+    longest = f"the longest {show_time(max(far))}, {worst:.1f}x its repeat's median"
+    text = f"far above the others: {len(far)} of {steps} ({longest})"
+    yield RunCode.WIDE_SPREAD.finding(text, about=name)
 
 
 def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
@@ -96,8 +95,8 @@ def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     if change > 0:
         action = "watch clocks and temperature: `dpscope doctor`, and pause between runs"
     yield RunCode.DRIFT.finding(
-        f"steps grow {direction} by {abs(change):.0%} of their median from the first of a repeat "
-        f"to the last ({len(changes)} of {counted(len(repeats), 'repeat')})",
+        f"steps grow {direction} by {abs(change):.0%} from the first of a repeat to the last "
+        f"({len(changes)} of {counted(len(repeats), 'repeat')})",
         action,
         about=name,
     )
@@ -151,16 +150,6 @@ def more_samples(data: Job, rank: int) -> str | None:
     if own <= _EVEN * mean:
         return None
     return f"rank {rank} trains on {own:.0f} samples a step, the others on {mean:.0f} (mean)"
-
-
-def no_single_device(manifest: Manifest, without: Sequence[str], out: str) -> Iterator[Finding]:
-    """A warning if these cells of a script have no single-device cell to be compared with."""
-    if manifest.script is not None and without:
-        command = f"dpscope attach --devices single --out {shlex.quote(out)} -- {manifest.script}"
-        yield PlanCode.NO_BASELINE.finding(
-            f"{', '.join(without)}: no single-device cell with the same options, so efficiency and speedup are missing",
-            f"run the script on one device without torchrun, into the same folder: {command}",
-        )
 
 
 def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Finding]:

@@ -414,20 +414,24 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
     measured by hand follow none.
     """
     counts = measured_repeats(run)
-    folders = ((run.path / "cells" / name).glob("repeat*") for name in run.cells)
-    begun = (sum(path.name.removeprefix("repeat").isdigit() for path in own) for own in folders)
-    most = max(*begun, *counts.values())
-    planned = {name: run.manifest.repeats_by_cell.get(name, most) for name in counts}
-    fewer = [
-        f"{name}: {count} of {counted(planned[name], 'repeat')} measured"
-        for name, count in counts.items()
-        if count < planned[name]
-    ]
-    if fewer:
-        rest = "these cells rest on fewer steps than the others, or on none"
-        yield RunCode.REPEATS_MISSING.finding(f"{'; '.join(fewer)}: {rest}")
-    if max(counts.values()) == 1:
+    most = max(counts.values())
+    for name in run.cells:
+        folders = (run.path / "cells" / name).glob("repeat*")
+        numbers = [path.name.removeprefix("repeat") for path in folders]
+        begun = [number for number in numbers if number.isdigit()]
+        most = max(most, len(begun))
+    fewer: dict[str, list[str]] = {}
+    for name, count in counts.items():
+        planned = run.manifest.repeats_by_cell.get(name, most)
+        if count < planned:
+            repeats = counted(planned, "repeat")
+            measured = f"{count} of {repeats} measured"
+            fewer.setdefault(measured, []).append(name)
+    for measured, names in fewer.items():
+        yield RunCode.REPEATS_MISSING.finding(measured, about=", ".join(names))
+    if max(counts.values()) == 1 and not fewer:
         unknown = "the spread between repeats is unknown, so no comparison has an interval"
         yield RunCode.FEW_SAMPLES.finding(
-            f"one repeat of each cell: {unknown}", "measure with --repeats 2 or more"
+            f"one repeat of each cell: {unknown}",
+            "measure with --repeats 2 or more",
         )

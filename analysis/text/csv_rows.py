@@ -9,6 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,11 +63,24 @@ class CsvRow:
         shown = value if len(value) <= 40 else value[:37] + "..."
         return DpscopeError(f"{self._path}, row {self.line}, column {column}: {shown!r} {problem}")
 
-    def _number(self, column: str, wanted: str) -> float | None:
-        text = self.text(column)
+    def last_digit(self, column: str) -> float | None:
+        """One unit of the last digit that a number's cell prints; None for an empty one."""
+        text = self._with_point(column)
         if text is None:
             return None
-        text = text.replace(",", ".") if self._separator == ";" else text
+        parts = Decimal(text).as_tuple()
+        return 10.0 ** int(parts.exponent)
+
+    def _with_point(self, column: str) -> str | None:
+        text = self.text(column)
+        if text is None or self._separator != ";":
+            return text
+        return text.replace(",", ".")
+
+    def _number(self, column: str, wanted: str) -> float | None:
+        text = self._with_point(column)
+        if text is None:
+            return None
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
             raise self.error(
                 column, f"is not a number; write {wanted}, or leave the cell empty if it is unknown"

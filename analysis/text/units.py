@@ -139,6 +139,20 @@ def show_bytes(size: float | None) -> str:
     return NA if size is None else f"{show(size, unit)} {unit.label}"
 
 
+def beside(value: float, level: float = 1.0, digits: int = 2) -> str:
+    """A number with so many digits, or up to two more, so that it does not read as the level next
+    to which it lies.
+
+    >>> beside(1.463), beside(0.9953), beside(1.0), beside(79.7, level=80, digits=0)
+    ('1.46', '0.995', '1.00', '79.7')
+    """
+    for more in range(3):
+        shown = f"{value:.{digits + more}f}"
+        if float(shown) != level:
+            return shown
+    return f"{value:.{digits}f}"
+
+
 def show_share(value: float | None) -> str:
     """Such as ``4.5%`` or ``45%``, and not ``100%`` of what is less; NA for None.
 

@@ -22,7 +22,7 @@ from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cel
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
-from dpscope.profiling.records.finding import counted, grouped
+from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -66,6 +66,18 @@ class RunAnswer:
         return {name: one for name, one in tables.items() if one.rows}
 
     @property
+    def refusals(self) -> list[str]:
+        """Why scenarios have no prediction, a line for each reason."""
+        by_reason: dict[str, list[int]] = {}
+        for _, one in self.predictions:
+            if one.reason is not None:
+                by_reason.setdefault(one.reason, []).append(one.devices)
+        lines = []
+        for reason, devices in by_reason.items():
+            lines.append(f"No prediction for {_counts(devices)}: {reason}.")
+        return lines
+
+    @property
     def base_line(self) -> str:
         """What is replayed, and what that is not valid for."""
         base = self.question.base
@@ -103,15 +115,15 @@ class RunAnswer:
             return []
         variant = cell.variant if cell is not None else ""
         alike = [one for one in self.own.cells if one.variant == variant]
-        steps_us = {
-            one.prediction.devices: one.measured_us
-            for one in alike
-            if one.prediction.batch_size == base.batch_size
-        }
-        return sorted(
-            (devices, alone_us / us)
-            for devices, us in (steps_us | {base.devices: base.step_us}).items()
-        )
+        steps_us = {}
+        for one in alike:
+            if one.prediction.batch_size == base.batch_size:
+                steps_us[one.prediction.devices] = one.measured_us
+        steps_us[base.devices] = base.step_us
+        efficiencies = []
+        for devices, step_us in steps_us.items():
+            efficiencies.append((devices, alone_us / step_us))
+        return sorted(efficiencies)
 
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
@@ -185,9 +197,10 @@ _EFFICIENCY = "The step on one device divided by the predicted one, at the same 
 
 
 def prediction_table(answer: RunAnswer) -> TextTable:
-    """The predictions, with a column for each option that varies; notes hold their basis, or why
-    there is no number.
+    """The predictions that have a number, with a column for each option that varies; notes hold why
+    others have none, and the basis.
     """
+    rows = [one for one in answer.predictions if one.prediction.reason is None]
     options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
@@ -195,25 +208,32 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("nodes", "prediction.nodes", meaning=_NODES),
         Field("batch", "prediction.batch_size", meaning="Batch per device"),
         *(Field(_option(name), partial(_word, name)) for name in varied),
-        Field("step", "prediction.step_us", _MS, _STEP),
+        Field(
+            "step",
+            "prediction.step_us",
+            _MS,
+            _STEP,
+        ),
         Field("90% band [ms]", "band", meaning=_BAND, column="band_ms"),
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
-        Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
+        Field(
+            "efficiency",
+            "prediction.efficiency",
+            "share",
+            _EFFICIENCY,
+        ),
     ]
-    predictions = [one for _, one in answer.predictions]
-    refused = grouped((one.reason, one.devices) for one in predictions if one.reason is not None)
-    basis = grouped(
-        (clause, one.devices)
-        for one in predictions
-        if one.rests_on is not None
-        for clause in one.rests_on.split("; ")
-    )
+    basis: dict[str, list[int]] = {}
+    for _, one in rows:
+        for clause in (one.rests_on or "").split("; "):
+            basis.setdefault(clause, []).append(one.devices)
     notes = [
-        *(f"{_counts(devices)}: no prediction: {reason}." for reason, devices in refused.items()),
+        *answer.refusals,
         *facts(answer),
-        *(f"{_counts(devices)}: {clause}." for clause, devices in basis.items()),
     ]
-    return table_of("Predicted steps", fields, answer.predictions, notes)
+    for clause, devices in basis.items():
+        notes.append(f"{_counts(devices)}: {clause}.")
+    return table_of("Predicted steps", fields, rows, notes)
 
 
 def _word(name: str, row: Predicted) -> str:
@@ -277,11 +297,15 @@ def facts(answer: RunAnswer) -> list[str]:
     base = answer.question.base
     replayed_us = fmean(one.step_us for one in base.profiles)
     error = max(100 * abs(replay_error(base)), 0.01)
-    replayed = counted(len(base.profiles), "typical traced step")
+    every = counted(len(base.every), "traced step")
+    replayed_count = len(base.profiles)
+    windows = f"{replayed_count} of {every} of single ranks"
+    mean = f"{show(replayed_us, _MS)} ms on average"
+    replayed = f"{windows}, the nearest to the median ({mean})"
     lines = [
         answer.base_line,
         layout(answer),
-        f"Replay: reproduces {replayed} ({show(replayed_us, _MS)} ms on average) within {error:.2f}%.",
+        f"Replay: reproduces {replayed}, within {error:.2f}%.",
         *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
         answer.own.sentence,
         *(f"Not known: {one}." for one in base.lacks),

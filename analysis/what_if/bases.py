@@ -14,6 +14,7 @@ from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
+from dpscope.analysis.text.units import beside
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -51,7 +52,7 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     gamma, low, high = (
         max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high)
     )
-    interval = f"{bounds.low:.2f} to {bounds.high:.2f}, measured"
+    interval = f"{beside(bounds.low)} to {beside(bounds.high)}, measured"
     return Contention(
         gamma,
         low,

@@ -25,6 +25,7 @@ def estimate(
     from dpscope.analysis.epoch_times.report import (
         LEGEND,
         estimate_tables,
+        headline,
         run_estimate,
         run_prediction,
     )
@@ -43,6 +44,7 @@ def estimate(
     if isinstance(answer, TextTable):
         print_table(console, answer)
         return
+    print_sentences(console, [headline(answer)])
     for one in estimate_tables(answer):
         print_table(console, one)
     if answer.estimates:

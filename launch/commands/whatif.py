@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -20,6 +20,11 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.typed_text import MIB
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import write_out
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpscope.analysis.what_if.answer import RunAnswer
 
 _TABLES = (".csv", ".tsv")
 
@@ -88,7 +93,7 @@ def whatif(request: WhatIfRequest) -> None:
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
     from dpscope.analysis.output.analyze import load
-    from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table, progress
+    from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.what_if import answer, bases, cell_errors
 
     if options.holds_run(request.paths[0]):
@@ -117,14 +122,23 @@ def whatif(request: WhatIfRequest) -> None:
     if request.output_format == "json":
         write_out(answered.as_json() + "\n")
     else:
-        console = open_console()
-        print_sentences(console, [answered.base_line])
-        predictions, *others = answered.tables.values()
-        for table in (replace(predictions, notes=()), *others):
-            print_table(console, table)
-        notes = [note for note in predictions.notes if note != answered.base_line]
-        print_notes(console, "What this rests on", notes)
+        _print(open_console(), answered)
     if question.cut_short:
         from dpscope.analysis.output.traces import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
+
+
+def _print(console: "Console", answered: "RunAnswer") -> None:
+    """What has no prediction and the base, the tables, what the predictions rest on."""
+    from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table
+
+    first = [*answered.refusals, answered.base_line]
+    print_sentences(console, first)
+    notes: tuple[str, ...] = ()
+    for name, table in answered.tables.items():
+        if name == "what_if":
+            notes = table.notes
+            table = replace(table, notes=())
+        print_table(console, table)
+    print_notes(console, "What this rests on", [note for note in notes if note not in first])

@@ -203,13 +203,15 @@ def job_outcome(
     last_pass = read_progress(folder.path)
     where = f"in its {last_pass} pass" if last_pass else "before its first pass"
     if how == "stopped":
-        message = f"stopped {where}; the same command resumes the run"
+        message = f"stopped {where}; the same command without --fresh resumes the run"
         return JobOutcome("interrupted", message, _log_tail(log, None))
     has_result = folder.status() == "ok"
     if has_result and not exit_status:
         return JobOutcome("ok")
     if how == "lost":
-        message = f"{lost} ({where}); the same command on all nodes resumes the run"
+        message = (
+            f"{lost} ({where}); the same command on all nodes, without --fresh, resumes the run"
+        )
         return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
         aborting = _watchdog_failure(log)

@@ -19,9 +19,9 @@ class RunCode(FindingCode):
     )
     REPEATS_MISSING = Code(
         "warning",
-        meaning="Some cells have fewer repeats than others, or (an error) files of a measured "
+        meaning="Some cells have fewer repeats than planned, or (an error) files of a measured "
         "repeat were lost, so it is left out.",
-        action="run the same command again: it measures only what is missing",
+        action="run the same command again without --fresh: it measures only what is missing",
         other_severity="error",
     )
     FEW_SAMPLES = Code(
@@ -33,29 +33,18 @@ class RunCode(FindingCode):
     )
     WIDE_SPREAD = Code(
         "warning",
-        meaning="A cell's step times vary widely around their median.",
+        meaning="The machine was not quiet: a cell's step times or the medians of its repeats differ "
+        "by more than 10%, some steps took far longer than the others of their repeat, or the "
+        "average over all steps is more than 5% from the median step. Tables show medians, which a "
+        "few slow steps do not move.",
         action="close other programs and raise --steps or --repeats; small differences are not "
         "reliable",
-        of_many_cells=True,
-    )
-    REPEATS_DIFFER = Code(
-        "warning",
-        meaning="The repeats of a cell have different medians.",
-        action="something changed between repeats (clocks, other load): raise --repeats",
         of_many_cells=True,
     )
     DRIFT = Code(
         "warning",
         meaning="Steps become longer or shorter in the course of a repeat.",
         action="warm up longer (--warmup), or monitor clocks and temperature",
-        of_many_cells=True,
-    )
-    OUTLIERS = Code(
-        "warning",
-        meaning="Some steps took far longer than the others of their repeat, or the average over "
-        "all steps differs from the median step by more than 5%.",
-        action="tables show the median step, which a few slow steps do not move; if there are many, "
-        "look for background load (other processes, garbage collection, checkpoints)",
         of_many_cells=True,
     )
     TRACER_COST = Code(

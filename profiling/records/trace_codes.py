@@ -75,6 +75,7 @@ class TraceCode(FindingCode):
         "steps: each counts in the step that was running, or in none.",
         action="usual at a trace's edges and for replayed CUDA graphs; if there are many, call "
         "profiler.step() after each training step, and trace more steps after a warm-up",
+        of_many_cells=True,
     )
     STEPS_NOT_TIMED = Code(
         "warning",

@@ -202,7 +202,7 @@ def test_a_network_that_disappears_ends_the_cell_on_both_hosts_naming_the_other(
     assert message.startswith(
         f"crashed: node 1 (host2) was lost: it was silent for {LOST_S:g} s (in its timed pass)"
     )
-    assert "the same command on all nodes resumes" in message
+    assert "the same command on all nodes, without --fresh, resumes" in message
     assert "node 1 (host2) was lost" in command.printed(0)
     assert f"node 0 (host1) was lost: it was silent for {LOST_S:g} s" in command.printed(1)
 

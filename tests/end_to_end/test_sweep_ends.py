@@ -97,7 +97,7 @@ def test_a_termination_is_recorded_and_ends_the_job(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=30) == 128 + signal.SIGTERM
     assert processes_of(out) == []
-    assert_recorded(out, "interrupted", "the same command resumes the run")
+    assert_recorded(out, "interrupted", "the same command without --fresh resumes the run")
 
 
 def assert_recorded(out: Path, status: str, message: str) -> None:

@@ -303,16 +303,15 @@ class LateRank:
 
     `wait_us` is the exposed waiting for it as a mean over all ranks, itself included, with
     broadcasts if it is significantly late; `share` is its part of all exposed waiting.
-    `lateness_us` is what each other rank loses, `exposed_us` and `step_us` are what those ranks
-    expose and take. `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing
-    was launched for its device; None is unknown.
+    `lateness_us` is what each other rank loses, `exposed_us` is what those ranks expose.
+    `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing was launched
+    for its device; None is unknown.
     """
 
     last: LastRank
     wait_us: float
     share: float
     lateness_us: float
-    step_us: float
     exposed_us: float
     idle_us: float | None = None
     unlaunched_us: float | None = None
@@ -348,7 +347,6 @@ def late_rank(windows: Table, last: LastRank | None, ledger: Ledger | None) -> L
         wait_us=own_us,
         share=wait_us / total_us if total_us else 1.0,
         lateness_us=own_us * len(windows) / len(of_others),
-        step_us=of_others.mean("step_us") or ledger.traced_step_us,
         exposed_us=of_others.mean("exposed_us") or 0.0,
         idle_us=of_rank.mean("idle_us"),
         unlaunched_us=of_rank.mean("unlaunched_us"),

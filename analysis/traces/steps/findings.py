@@ -208,9 +208,10 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     events = "device event" if on_device else "communication range"
     during, in_none = int(attribution.by_time.sum()), int(outside.sum())
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
-        f"launched in no traced step: {counted(int(either.sum()), events)} of {attribution.trace.source} "
+        f"{counted(int(either.sum()), events)} launched in no traced step "
         f"({own_us:,.1f} µs, {collectives} of them collectives): {during} count in the step during "
-        f"which they ran (by_time_us), {in_none} in none"
+        f"which they ran (by_time_us), {in_none} in none",
+        about=str(attribution.trace.source),
     )
 
 

@@ -5,10 +5,12 @@ number.
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpscope.analysis.epoch_times.predict import Predicted, predictions
 from dpscope.analysis.epoch_times.table import read_epoch_times
+from tests.helpers.known import known
 from tests.helpers.paths import ROOT
 
 SCALING = ROOT / "tests" / "data" / "scaling"
@@ -21,7 +23,7 @@ def predicted(folder: Path, text: str, *layouts: tuple[int, int | None]) -> list
 
 
 def steps(times_ms: dict[int, float]) -> str:
-    rows = [f"{devices},32,{ms!r}\n" for devices, ms in times_ms.items()]
+    rows = [f"{devices},32,{ms:.12f}\n" for devices, ms in times_ms.items()]
     return "ranks,batch_per_rank,step_ms\n" + "".join(rows)
 
 
@@ -92,6 +94,33 @@ def test_the_band_is_the_error_on_the_count_left_out(tmp_path: Path) -> None:
     assert near.high == pytest.approx(near.value * math.exp(error))
     assert far.value is not None
     assert far.low == pytest.approx(far.value * math.exp(-math.sqrt(2) * error))
+
+
+def test_the_rounding_of_the_times_widens_the_band(tmp_path: Path) -> None:
+    """4 + 36/n: 8.5 s at 8 devices, with no error on the count left out. Of the times in whole
+    seconds each may be off by 0.5, and the line through 1, 2 and 4 by the root of their squares.
+    """
+    text = (
+        "strategy,batch_size,devices,epoch_seconds\nsingle,128,1,40\nddp,128,2,22\nddp,128,4,13\n"
+    )
+    (one,) = predicted(tmp_path, text, (8, None))
+    assert (one.value, one.error_left_out) == (pytest.approx(8.5), 0.0)
+    moved = []
+    for index in range(3):
+        seconds = np.array([40.0, 22.0, 13.0])
+        seconds[index] += 0.5
+        terms = np.array([[1, 1], [1, 1 / 2], [1, 1 / 4]]) / seconds[:, None]
+        a, b = np.linalg.lstsq(terms, np.ones(3), rcond=None)[0]
+        moved.append(math.log((a + b / 8) / 8.5))
+    half = math.sqrt(sum(change**2 for change in moved))
+    assert half > math.log(13.5 / 13)
+    assert one.high == pytest.approx(8.5 * math.exp(half))
+    assert one.low == pytest.approx(8.5 * math.exp(-half))
+    (fine,) = predicted(tmp_path, text.replace(",22\n", ",22.00\n"), (8, None))
+    assert known(fine.high) - 8.5 == pytest.approx((known(one.high) - 8.5) / 100, rel=0.1)
+    stated = "strategy,batch_size,devices,epoch_seconds,resolution_s\nsingle,128,1,40,0\nddp,128,2,22,0\nddp,128,4,13,0\n"
+    (exact,) = predicted(tmp_path, stated, (8, None))
+    assert exact.high == pytest.approx(8.5)
 
 
 def test_counts_between_and_below(tmp_path: Path) -> None:

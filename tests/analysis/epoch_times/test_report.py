@@ -3,10 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from dpscope.analysis.epoch_times.report import EstimateReport, estimate_tables, run_estimate
+from dpscope.analysis.epoch_times.report import (
+    EstimateReport,
+    estimate_tables,
+    headline,
+    run_estimate,
+)
 from tests.helpers.paths import PUBLISHED
 
 TIMES = PUBLISHED / "epoch_times.csv"
@@ -53,3 +59,27 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     )
     assert (absent.returncode, absent.stdout) == (2, "")
     assert absent.stderr == "dpscope: absent.csv does not exist; name a CSV file\n"
+
+
+def test_the_first_line_is_the_answer_and_reasons_name_their_series(tmp_path: Path) -> None:
+    """40 / 13 = 3.077, 77% of 4. Two strategies at one batch and count are not one series."""
+    table = tmp_path / "times.csv"
+    table.write_text(
+        "strategy,batch_size,devices,epoch_seconds\nsingle,128,1,40\ndp,128,2,30\nddp,128,2,22\nddp,128,4,13\n"
+    )
+    report = run_estimate(table, "table")
+    assert isinstance(report, EstimateReport)
+    assert headline(report) == (
+        "Table: 3.077x one device is the largest speedup (ddp, batch 128, N 4, strong or weak: unknown), 77% efficient."
+    )
+    assert cast(str, run_estimate(table, "markdown")).startswith(headline(report))
+    (unknown,) = (one for one in report.findings if one.code == "added_time_unknown")
+    assert unknown.message.count("batch_size_is is not given") == 1
+    assert (
+        "dp, batch 128, N 2; ddp, batch 128, N 2; ddp, batch 128, N 4: batch_size_is"
+        in unknown.message
+    )
+    assert unknown.next_step == "add a column batch_size_is with global or per_device"
+    alone = tmp_path / "alone.csv"
+    alone.write_text("strategy,batch_size,devices,epoch_seconds\nddp,128,4,13\n")
+    assert headline(cast(EstimateReport, run_estimate(alone, "table"))).startswith("No speedup")

@@ -89,7 +89,7 @@ def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
     that 7 ranks wait for one.
     """
     last = LastRank(2, ranks=4, steps=40, of_steps=40, lateness_us=14e3 * 4 / 3)
-    late = LateRank(last, 14e3, 1.0, lateness_us=14e3 * 4 / 3, step_us=100e3, exposed_us=30e3)
+    late = LateRank(last, 14e3, 1.0, lateness_us=14e3 * 4 / 3, exposed_us=30e3)
     found = following(late, exposed_wait_us=5e3, exposed_transfer_us=14e3, exposed_other_us=9e3)
     assert found.fact.lines == (
         "Each other rank's wait (18.7 of 100 ms, 19%): find out why rank 2 is late; a faster link does not help",
@@ -100,7 +100,6 @@ def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
         15e3,
         0.8,
         lateness_us=15e3 * 8 / 7,
-        step_us=100e3,
         exposed_us=20e3,
         idle_us=50e3,
         unlaunched_us=40e3,

@@ -12,12 +12,13 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of
+from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import with_ranks, with_tables
+from tests.helpers.run_cells import run_of, timed_cell, with_ranks, with_tables
 from tests.helpers.trainings import write_trained
 
 
@@ -57,6 +58,24 @@ def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) 
         in known(excess(50))
     )
     assert excess(64) is excess(50, epochs=None) is None
+
+
+def test_what_disturbed_a_machine_is_one_finding_and_names_each_cell_once() -> None:
+    """Half of the steps of each repeat are 20% longer, the second repeat by 50%; one cell has fewer
+    repeats than the plan, so that it needs no advice to measure more of them.
+    """
+    single, ddp = Cell("single", 1, 8), Cell("ddp", 2, 8)
+    unsteady = np.tile([1.0, 1.2], 15)
+    cells = []
+    for cell in (single, ddp):
+        data = timed_cell(cell, 1e3, 1e3)
+        findings = spread_findings(data.name, [1e3 * unsteady, 1.5e3 * unsteady])
+        cells.append(data.with_findings(*findings))
+    found = conclusions(run_of(*cells), compare(run_of(*cells)))
+    (spread,) = (one for one in found if one.code == "wide_spread")
+    assert spread.message.count("single-d1-b8") == spread.message.count("ddp-d2-b8") == 1
+    assert spread.message.count("medians of its repeats differ by 50%") == 2
+    assert spread.message.count("the middle half of its steps spans") == 2
 
 
 def with_steps(run: RunData, **factors: float) -> RunData:
@@ -108,7 +127,7 @@ def test_a_lost_repeat_is_reported_and_not_counted_in_the_setting(
     copied = shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
     (copied / "cells" / "ddp-d2-b8" / "repeat0" / "result.json").unlink()
     lost = load_run(copied)
-    assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured: ")
+    assert codes(lost)["repeats_missing"].startswith("ddp-d2-b8: 1 of 2 repeats measured")
     assert "; 1 to 2 repeats; " in setting_of(lost)
     assert not {"repeats_missing", "few_samples"} & set(codes(run))
     assert "; 2 repeats; " in setting_of(run)

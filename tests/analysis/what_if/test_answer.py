@@ -18,6 +18,7 @@ from dpscope.analysis.what_if.answer import (
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors
 from dpscope.analysis.what_if.scenario import Prediction, Scenario
+from dpscope.analysis.what_if.step_profile import typical
 from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS
@@ -73,3 +74,35 @@ def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_de
     cell = SimpleNamespace(variant="hook-fp16")
     question = Question(base, COSTS, cell=cast(Job, cell))
     assert RunAnswer(question, CellErrors(errors), ()).measured_efficiencies == [(2, 0.8), (4, 0.5)]
+
+
+def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
+    """Each reason once, with its counts."""
+    known_step = Prediction(2, 1, 8, 100.0, 90.0, 125.0, rests_on="the replay")
+    far = [Prediction(count, 1, 8, reason="too far") for count in (32, 64)]
+    question = Question(BASE, COSTS)
+
+    def of(*predictions: Prediction) -> RunAnswer:
+        return RunAnswer(question, CellErrors(()), tuple(Predicted({}, one) for one in predictions))
+
+    assert of(*far).refusals == ["No prediction for 32, 64 devices: too far."]
+    assert "what_if" not in of(*far).tables
+    some = of(known_step, *far)
+    assert some.refusals == ["No prediction for 32, 64 devices: too far."]
+    assert [row[0] for row in some.tables["what_if"].rows] == ["2"]
+    assert some.tables["what_if"].notes[0] == some.refusals[0]
+
+
+def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:
+    """Three of the two steps of four ranks, of 1 to 8 ms: 4, 5 and 3 ms are the nearest to the
+    median of 4.5.
+    """
+    every = tuple(
+        replace(BASE.profiles[0], rank=at // 2, step_us=(at + 1) * 1e3) for at in range(8)
+    )
+    base = replace(BASE, profiles=typical(every), every=every)
+    (_, replay, *_) = facts(run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario())]))
+    assert (
+        "3 of 8 traced steps of single ranks, the nearest to the median (4.0 ms on average)"
+        in replay
+    )

@@ -39,7 +39,7 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
     )
     cost = known(ReadJob(analysis).verdict.fact("cost"))
     assert "communication adds 10.0 ms to a 55.0 ms step, 18%" in cost.text
-    assert "means over 4 traced steps and 8 windows, 1 far longer step left out" in cost.basis
+    assert "means over 4 traced steps of each rank, 1 far longer step left out" in cost.basis
     tables = {table.title: table for table in to_tables(analysis)}
     (collectives,) = (table for title, table in tables.items() if title.startswith("Collectives"))
     assert collectives.rows[0][:4] == ("all_reduce", "100,000,000", "8", "10.0")

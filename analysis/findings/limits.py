@@ -1,0 +1,130 @@
+"""What limits all that a run's verdict states: repeats that differ, drift, cores that are shared."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.facts import Fact, Scale, percent
+from dpscope.analysis.findings.ledger_text import tracing_findings
+from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.strategies import traits_of
+
+# largest over smallest median of a cell's repeats, above which a warning precedes all facts
+REPEATS_APART = 1.3
+
+
+def on_shared_cores(run: RunData) -> list[Job]:
+    """The measured cells whose processes have no core each."""
+    return [data for data in run.measured if data.no_scaling and not data.trained_alone]
+
+
+def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
+    """What limits all facts that follow."""
+    if noisy := _noisy(run, comparison, case):
+        apart = f"{REPEATS_APART - 1:.0%}"
+        differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
+        yield _limit(
+            "NOISY",
+            differ,
+            basis="median untraced step of each repeat",
+        )
+    if drifts := [*_drifts(run, comparison, case)]:
+        yield _limit(
+            "DRIFT",
+            *drifts,
+            basis="least squares; medians of the timed steps",
+        )
+    yield from _too_few_cores(run)
+    if batches := ", ".join(comparison.batches_seen):
+        yield _limit(
+            "BATCH",
+            f"{batches} per device, inferred from the model's calls (or set --batch-size)",
+        )
+    cycles = {data.cycle for data in run.measured}
+    if longer := sorted(cycles - {1}):
+        many = " and ".join(map(str, longer))
+        yield _limit(
+            "CYCLES",
+            f"the script's steps repeat in cycles of {many}: times are means over whole cycles",
+        )
+
+
+def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
+    return Fact("limits", label, lines, basis)
+
+
+def _too_few_cores(run: RunData) -> Iterator[Fact]:
+    cores_by_reason = grouped((data.no_scaling, data.cores) for data in on_shared_cores(run))
+    for why, (cores, *_) in cores_by_reason.items():
+        remedy = "use more cores"
+        if cores is not None and cores > 1:
+            remedy = f"use --devices up to {cores}"
+        yield _limit(
+            "TOO FEW CORES",
+            f"{why}, so these cells say nothing: {remedy}",
+        )
+
+
+def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[str]:
+    """That steps changed within a round of all cells, and what the findings state of the case."""
+    drift = run.spreads.step.drift
+    if drift is not None:
+        change = drift.slope * (len(run.measured) - 1)  # a logarithm
+        share = percent(abs(np.expm1(change)))
+        direction = "shorter"
+        if change > 0:
+            direction = "longer"
+        yield (
+            f"steps became {share} {direction} within a round of all cells: "
+            "ratios and efficiency leave that out, times do not"
+        )
+    for row, data in _with_baselines(run, comparison, case):
+        findings = [
+            *data.findings,
+            *tracing_findings(row),
+        ]
+        for finding in findings:
+            if finding.code == RunCode.DRIFT.code:
+                yield finding.message
+
+
+def _with_baselines(
+    run: RunData, comparison: Comparison, case: Sequence[CellRow]
+) -> Iterator[tuple[CellRow, Job]]:
+    """The case's cells after the single devices that they are compared with."""
+    batches = {row.batch_size for row in case}
+    singles = [row for row in timed_rows(comparison) if traits_of(row.strategy).baseline]
+    baselines = [row for row in singles if row.batch_size in batches]
+    for row in (*baselines, *case):
+        data = run.cells.get(row.cell)
+        if data is not None:
+            yield row, data
+
+
+def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> list[str]:
+    """The medians of the repeats of the case's cells and their baselines, for cells whose medians
+    differ too much.
+    """
+    noisy = []
+    for row, data in _with_baselines(run, comparison, case):
+        timed = [steps for steps in data.step_samples() if len(steps)]
+        medians = [float(np.median(steps)) for steps in timed]
+        if not medians:
+            continue
+        shortest, longest = min(medians), max(medians)
+        if longest > REPEATS_APART * shortest:
+            scale = Scale(medians)
+            ends = f"{scale.number(shortest)} to {scale.time(longest)}"
+            noisy.append(f"{row.cell} {ends}")
+    return noisy
+
+
+def timed_rows(comparison: Comparison) -> list[CellRow]:
+    """The measured cells."""
+    every = comparison.rows.values()
+    return [row for row in every if row.step_us is not None]
