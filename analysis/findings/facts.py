@@ -71,7 +71,9 @@ class Verdict:
         return (*self.limits, *self.facts)
 
     def fact(self, question: str) -> Fact | None:
-        """The answer to one of QUESTIONS; None if there is none."""
+        """The answer to one of QUESTIONS; None if there is none. Raises KeyError for another."""
+        if question not in QUESTIONS:
+            raise KeyError(f"{question}: choose from {', '.join(QUESTIONS)}")
         return next((one for one in self.facts if one.question == question), None)
 
     def record(self) -> dict[str, object]:

@@ -40,6 +40,8 @@ class Frames(Mapping[str, "pd.DataFrame"]):
         self._made: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> "pd.DataFrame":
+        if name not in self._makers:
+            raise KeyError(f"{name}: choose from {', '.join(self)}")
         if name not in self._made:
             self._made[name] = self._makers[name]()
         return self._made[name]

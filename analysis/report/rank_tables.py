@@ -141,7 +141,7 @@ _RANKS = (
     ),
     Field("compute", "compute_us", "time", "At least one kernel or operator computes"),
     Field(
-        "exposed wait",
+        "wait",
         "exposed_wait_us",
         "time",
         f"{_EXPOSED} collectives wait for a late rank and none transfers",

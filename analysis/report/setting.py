@@ -24,7 +24,7 @@ def setting_of(run: RunData) -> str:
     if model is not None:
         name += f" ({counted(model.parameter_count, 'parameter')}, {show_bytes(model.gradient_bytes)} of gradients)"
     where = (
-        f"{_machine(run)}, torch {environment.torch_version}, {environment.platform}; "
+        f"{_machine(run)}, torch {environment.torch_version}; "
         f"{counted(manifest.threads_per_process, 'thread')} per process"
     )
     measured = f"{repeats_text(run)}; measured {manifest.created_at}."

@@ -136,7 +136,7 @@ IDLE = (
     Idle(
         "classic",
         lambda values: values["output_format"] == "json",
-        "JSON holds every table; give one of them",
+        "JSON holds every table",
     ),
 )
 

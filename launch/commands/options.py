@@ -97,8 +97,8 @@ class MirrorOptions(Request):
 
 
 PLAN_ALONE = "--dry-run prints the plan and makes no report"
-ONE_DETAIL = Idle("verbose", "quiet", "--quiet prints the report's path alone; give one of them")
-ONE_MIRROR = Idle("wandb", "wandb_online", "--wandb-online mirrors already; give one of them")
+ONE_DETAIL = Idle("verbose", "quiet", "--quiet prints the report's path alone")
+ONE_MIRROR = Idle("wandb", "wandb_online", "--wandb-online mirrors already")
 _MEETING = "node_rank rendezvous wait_for_nodes"
 ONE_NODE = Idle(
     _MEETING, lambda values: values["nodes"] in (None, "1"), "without --nodes there is one node"

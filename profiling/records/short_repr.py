@@ -7,6 +7,7 @@ from typing import Any
 MOST_LINES = 20
 _MOST_LETTERS = 100  # of a field
 _MOST_NAMED = 4
+_ADDRESS = " object at 0x"
 
 
 def short_repr(result: Any) -> str:
@@ -34,7 +35,9 @@ def _shortened(value: object) -> str:
     )
     if isinstance(value, Collection) and is_several and len(value) > _MOST_NAMED:
         return f"<{kind} of {len(value)}>"
-    text = repr(value)
+    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+    if _ADDRESS in text:  # of a part that has no repr of its own
+        return f"<{kind}>"
     if "\n" not in text:
         return _cut(text)
     return (

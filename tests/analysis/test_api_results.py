@@ -2,6 +2,7 @@
 on traces.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpscope.analysis import (
     load_run,
 )
 from dpscope.analysis.cells.columns import columns
+from dpscope.profiling.records.short_repr import short_repr
 from tests.helpers.examples import FIVE_REPEATS
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -73,3 +75,24 @@ def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
                 else:
                     places = len(number.partition(".")[2])
                     assert float(number) == pytest.approx(value / divisor, abs=0.51 * 10**-places)
+
+
+def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
+    analysis = analyze(EXAMPLE_RUN)
+    with pytest.raises(KeyError, match="foo: choose from cells, every_step"):
+        analysis.frames["foo"]
+    with pytest.raises(KeyError, match="foo: choose from which, cost"):
+        analysis.verdict.fact("foo")
+
+
+def test_a_printed_number_has_six_digits_and_no_address_is_printed() -> None:
+    @dataclass(frozen=True)
+    class Result:
+        __repr__ = short_repr
+
+        time_us: float
+        table: object
+
+    assert repr(Result(2.0 / 3.0, object())) == (
+        "Result(\n    time_us=0.666667,\n    table=<object>,\n)"
+    )
