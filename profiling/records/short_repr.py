@@ -26,23 +26,22 @@ def short_repr(result: Any) -> str:
 
 
 def _shortened(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, Mapping) and value:
         named = ", ".join(map(str, list(value)[:_MOST_NAMED]))
-        return _cut(f"<{len(value)} by name: {named}{', ...' if len(value) > _MOST_NAMED else ''}>")
-    kind, is_several = (
-        type(value).__name__,
-        isinstance(value, Collection) and not isinstance(value, str),
-    )
-    if isinstance(value, Collection) and is_several and len(value) > _MOST_NAMED:
-        return f"<{kind} of {len(value)}>"
-    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
-    if _ADDRESS in text:  # of a part that has no repr of its own
+        more = ", ..." if len(value) > _MOST_NAMED else ""
+        return _cut(f"<{len(value)} by name: {named}{more}>")
+    kind = type(value).__name__
+    text = repr(value)
+    if isinstance(value, Collection) and not isinstance(value, str):
+        is_long = len(value) > _MOST_NAMED or "\n" in text
+        if is_long:
+            return f"<{kind} of {len(value)}>"
+    # of several lines, or of a part that has no repr of its own
+    if "\n" in text or _ADDRESS in text:
         return f"<{kind}>"
-    if "\n" not in text:
-        return _cut(text)
-    return (
-        f"<{kind} of {len(value)}>" if isinstance(value, Collection) and is_several else f"<{kind}>"
-    )
+    return _cut(text)
 
 
 def _cut(text: str) -> str:
