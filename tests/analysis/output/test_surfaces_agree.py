@@ -5,6 +5,7 @@ DDP jobs get advice on DDP.
 import html
 import json
 import re
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -13,14 +14,20 @@ from typing import Any
 import pandas as pd
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dpscope.analysis.cells.view import REGISTERED
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.output.analyze import Targets, print_summary
+from dpscope.analysis.output.analyzed import Analysis
 from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.output.tensorboard import LEDGER_TAG, export_tensorboard
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
-from dpscope.analysis.report.build import Report, make_page, render_markdown
+from dpscope.analysis.report.build import Report, make_page, make_report, render_markdown
 from dpscope.analysis.report.comparison_tables import comparison_csv
 from dpscope.analysis.report.page import render_page
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.text.terminal import print_table
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
@@ -132,6 +139,46 @@ def test_surfaces_of_a_run_agree(folder: Path) -> None:
     check(report.verdict, surfaces, json.loads(run_json(report))["verdict"])
     check_csv(report, report.verdict)
     assert report.verdict.late is None or folder == EXAMPLE_RUN  # five repeats show no late rank
+
+
+@pytest.mark.long
+def test_hundreds_of_values_are_the_same_on_every_surface(tmp_path: Path) -> None:
+    """Numbers of CSV, JSON, the API's frames and TensorBoard; texts of page and terminal."""
+    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
+    report = make_report(load_run(tmp_path / "run"))
+    vars(report)["figures"] = {}  # which hold no number of their own
+    in_csv = pd.read_csv(StringIO(comparison_csv(report.comparison))).set_index("cell")
+    in_json = {one["cell"]: one for one in json.loads(run_json(report))["cells"]}
+    in_frame = Analysis(report).frames["cells"].set_index("cell")
+    board = export_tensorboard(report)
+    compared = 0
+    for cell, row in report.comparison.rows.items():
+        on_board = EventAccumulator(str(board / cell)).Reload()
+        tags = on_board.Tags()["scalars"]
+        for name in in_json[cell]:
+            number = row.number(name) if name in REGISTERED else None
+            if number is None:
+                continue
+            assert in_csv.loc[cell, name] == pytest.approx(number, rel=1e-9), (cell, name)
+            assert in_json[cell][name] == pytest.approx(number, abs=1e-6, rel=1e-5), (cell, name)
+            assert float(in_frame.loc[cell, name]) == pytest.approx(number), (cell, name)
+            compared += 3
+            tag = f"{LEDGER_TAG}/{name}"
+            if tag in tags:
+                assert on_board.Scalars(tag)[0].value == pytest.approx(number, rel=1e-6), tag
+                compared += 1
+    assert compared >= 200
+    page = plain(render_page(make_page(report, {})))
+    console = Console(file=StringIO(), width=1000)
+    tables = [report.printed.summary, *report.printed.tables]
+    for table in tables:
+        print_table(console, table)
+    assert isinstance(console.file, StringIO)
+    terminal = plain(console.file.getvalue())
+    texts = [value for table in tables for row in table.rows for value in row]
+    assert [value for value in texts if plain(value) not in page] == []
+    assert [value for value in texts if plain(value) not in terminal] == []
+    assert len(texts) >= 200
 
 
 @pytest.mark.long
