@@ -126,7 +126,9 @@ def _write_short_bars(axes: "Axes") -> None:
             if _NEGLIGIBLE_SHARE < abs(length) / axis_length < _SHORTEST_SHARE:
                 texts.setdefault(middle, []).append(f"{bars.get_label()} {two_digits(length)}")
     right = axes.get_xlim()[1]
-    width = axes.figure.get_figwidth()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width = figure.get_figwidth()
     for middle, values in texts.items():
         text = ", ".join(values)
         axes.annotate(

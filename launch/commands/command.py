@@ -273,7 +273,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
             return
         parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
-        records = [parameters[name].get_help_record(ctx) for name in usual]
+        records = [parameters[name].get_help_record(ctx) or ("", "") for name in usual]
         with formatter.section("Usual options"):
             formatter.write_dl(records)
         others = len(self.params) - len(usual)
