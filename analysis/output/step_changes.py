@@ -96,7 +96,8 @@ def _summed(classes: Sequence[ClassChange]) -> ClassChange:
     """Classes as one; what is not known of one of them is not known of all."""
 
     def total(name: str) -> float:
-        return sum(getattr(one, name) for one in classes)
+        values: list[float] = [getattr(one, name) for one in classes]
+        return sum(values)
 
     def total_if_known(name: str) -> float | None:
         values = [getattr(one, name) for one in classes]

@@ -108,8 +108,8 @@ class _Side:
 
 
 def kernels_in(file: Path) -> Table:
-    """`kernel_work` of the trace in a file."""
-    return kernel_work(read_attributed(file, DEFAULT_LIMITS))
+    """`kernel_work` of the ranks in one file."""
+    return joined([kernel_work(one) for one in read_attributed(file, DEFAULT_LIMITS)])
 
 
 def _step_change(before: _Side, after: _Side) -> StepChange:
@@ -160,8 +160,9 @@ def _parts(before: Ledger, after: Ledger, communication_known: bool) -> Iterator
         yield PartChange("all of the step", before.traced_step_us, after.traced_step_us)
         return
     yield PartChange(COMPUTE, before.compute_us, after.compute_us)
-    exposed = before.exposed_us, after.exposed_us
-    if None in exposed or not communication_known:
+    exposed_us = before.exposed_us
+    later_exposed_us = after.exposed_us
+    if exposed_us is None or later_exposed_us is None or not communication_known:
         yield PartChange(
             "all but compute",
             before.traced_step_us - before.compute_us,
@@ -176,7 +177,7 @@ def _parts(before: Ledger, after: Ledger, communication_known: bool) -> Iterator
         yield from _by("transfer of {}".format, *transfers)
         yield from _by(other_part, *others)
     else:
-        yield PartChange("exposed communication", *exposed)
+        yield PartChange("exposed communication", exposed_us, later_exposed_us)
     yield from _idle(before, after)
 
 

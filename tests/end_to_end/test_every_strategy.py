@@ -134,7 +134,7 @@ def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     )
     # (N-1)/N = 1/2 of what is moved, over 1e9 B/s
     stated = report_of(tmp_path / "run", Targets(link=parse_link("1GB/s"))).comparison.table
-    assert stated.set_index("cell").loc[fsdp.name, "ring_us"] == pytest.approx(moved / 2 / 1e3)
+    assert stated.set_index("cell").loc[str(fsdp.name), "ring_us"] == pytest.approx(moved / 2 / 1e3)
 
 
 # How often in a step rank 0 waits for rank 1, while nothing computes.

@@ -8,6 +8,7 @@ short all-reduce, for which a rank may come late, ends the step.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -122,15 +123,15 @@ class _Rank:
         """One kernel after the other."""
         for number, time_us in kernels:
             sizes = {"Input Dims": [[8, number + 1]], "Input type": ["float"]}
-            shown = sizes if self.planted.shapes else {}
+            shown: dict[str, Any] = sizes if self.planted.shapes else {}
             self.events.append(operator(f"aten::op_{number}", self._host_us, 0.9, **shown))
-            grid = {"grid": [number + 1, 1, 1], "block": [128, 1, 1]}
+            grid: dict[str, Any] = {"grid": [number + 1, 1, 1], "block": [128, 1, 1]}
             self._launch(self.planted.kernel(number), self.device_us, time_us, 7, grid)
             self.device_us += time_us
 
     def reduce(self, begin_us: float, end_us: float, sequence: int) -> None:
         """An all-reduce of both ranks."""
-        recorded = {
+        recorded: dict[str, Any] = {
             "Collective name": "allreduce",
             "In msg nelems": ELEMENTS,
             "Out msg nelems": ELEMENTS,
@@ -143,7 +144,7 @@ class _Rank:
         self._launch(ALL_REDUCE, begin_us, end_us - begin_us, 20, recorded)
 
     def _launch(
-        self, name: str, start_us: float, time_us: float, stream: int, recorded: dict[str, object]
+        self, name: str, start_us: float, time_us: float, stream: int, recorded: dict[str, Any]
     ) -> None:
         self._correlation += 1
         call = launch(self._correlation, self._host_us + 0.1) | {"dur": 0.5}

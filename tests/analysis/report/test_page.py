@@ -226,8 +226,10 @@ def test_a_few_findings_are_unfolded_and_every_error(example: Report) -> None:
         assert all(f"F{one.message[1:]}." in first + folded for one in found)
         return shown
 
-    assert unfolded(*("warning",) * 7, "info") == [f"finding {number}" for number in range(5)]
-    assert unfolded(*("error",) * 6, "warning") == [f"finding {number}" for number in range(6)]
+    seven: list[Literal["warning"]] = ["warning"] * 7
+    six: list[Literal["error"]] = ["error"] * 6
+    assert unfolded(*seven, "info") == [f"finding {number}" for number in range(5)]
+    assert unfolded(*six, "warning") == [f"finding {number}" for number in range(6)]
     assert unfolded("error", "warning", "info") == ["finding 0", "finding 1"]
 
 
