@@ -202,7 +202,11 @@ _CLASS_NOTES = (
 def _class_fields(step: StepChange) -> Iterator[Field]:
     yield Field("kernels of", lambda one: _cut(_shown(one.part)), column="operator")
     yield Field("calls", _calls_text)
-    yield Field("change", "change_us", "time")
+    yield Field(
+        "change",
+        "change_us",
+        "time",
+    )
     yield Field("count", "count_us", "time")
     yield Field("duration", "duration_us", "time")
     yield Field("contention", "contention_us", "time")
