@@ -208,7 +208,7 @@ def _samples(data: Job, quantity: str) -> list[stats.Samples]:
     column = COMPONENTS.get(quantity, "step_us")
     if not len(windows):
         return []
-    windows = windows.take(windows.known(column) & windows.known("step"))
+    windows = windows.take(windows.known(column))
     steps = windows.group("repeat", "step", in_order=True)
     means = steps.means(windows[column])
     repeats = windows["repeat"][steps.first]

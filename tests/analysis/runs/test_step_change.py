@@ -153,3 +153,20 @@ def test_the_answer_names_the_parts_and_fits_80_columns(
     assert max(map(len, shown.splitlines())) <= 80
     print_comparison(before, after, 0.5, "github", Terminal())
     assert "aten::op_19" in capsys.readouterr().out
+
+
+def test_traces_without_marked_steps_are_compared_as_one_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six steps of 400 us more waiting, of which the trace is one step."""
+    sides = []
+    for name, late_us in (("before", 0.0), ("after", 400.0)):
+        side = write_jobs(tmp_path / name, Planted(late_us=late_us))
+        for file in side.iterdir():
+            trace = json.loads(file.read_text())
+            events = [one for one in trace["traceEvents"] if "Step" not in one["name"]]
+            file.write_text(json.dumps({**trace, "traceEvents": events}))
+        sides.append(side)
+    assert print_comparison(*sides, None, "json", Terminal()) == 3
+    (change,) = json.loads(capsys.readouterr().out)["step_changes"]
+    assert change["change_us"] == pytest.approx(6 * 400.0, abs=0.01)
