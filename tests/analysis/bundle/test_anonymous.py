@@ -64,3 +64,19 @@ def test_a_host_with_a_usual_name_is_replaced_only_in_fields_for_hosts(names: An
         "device_type": "gpu",
         "settings": {"n0418": ["on host1", 3, None, True]},
     }
+
+
+def test_a_user_without_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_user() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", no_user)
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    assert Anonymizer([]).text("localhost in /data/x") == "localhost in /data/x"
+
+
+def test_other_words_stay(names: Anonymizer) -> None:
+    text = (
+        "torch 2.11.0, NCCL 2.30.3, at::native::add<float>, 00000000:07:00.0, 12:30:59, root, 1.5.2"
+    )
+    assert names.text(text) == text

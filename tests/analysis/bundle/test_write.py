@@ -155,3 +155,35 @@ def test_only_what_is_read_is_kept_and_times_keep_their_nanoseconds(tmp_path: Pa
         "deviceProperties": [],
         "baseTimeNanoseconds": 5 + 1000 * start,
     }  # fmt: skip
+
+
+@pytest.mark.long
+def test_traces_that_do_not_fit_are_named(run: Path) -> None:
+    whole = collect(run, [], {})
+    traces = [
+        member
+        for member in whole.members
+        if "/traces/" in member.name or "/counters/" in member.name
+    ]
+    gz = [len(member.content) for member in traces if member.name.endswith(".gz")]
+    rest = sum(len(member.content) for member in whole.members) - sum(gz)
+    # Room for all that is no trace (uncompressed it is larger) and for the first repeats' 8 of 12
+    # traces, not for all.
+    most = rest + sum(gz) // 2 + 30 * 300
+    less = collect(run, [], {}, most)
+    assert 0 < len(less.in_part) + len(less.left_out) < 6
+    assert all(name.endswith("repeat1") for name in less.left_out)
+    assert any("fits for" in note for note in less.listing().notes)
+    with pytest.raises(DpscopeError, match="results without its traces, more than"):
+        collect(run, [], {}, 1000)
+    with pytest.raises(DpscopeError, match="not a run folder"):
+        collect(run / "cells", [], {})
+
+
+def test_an_invalid_trace_is_an_empty_member(run: Path) -> None:
+    broken = next(run.glob("cells/single-*/repeat0/traces/*.gz"))
+    broken.write_bytes(b"no trace")
+    packed = {member.name: member.content for member in collect(run, [], {}).members}
+    assert packed[broken.relative_to(run).as_posix()] == b""  # which readers report again
+    with pytest.raises(DpscopeError, match="not a torch"):
+        reduced_trace(broken)

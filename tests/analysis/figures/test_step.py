@@ -46,3 +46,24 @@ def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_fi
     assert tuple(text.xy) == pytest.approx((90.15, 1.0))  # type: ignore[attr-defined]
     box = text.get_window_extent()
     assert box.x1 < figure.get_figwidth() * figure.dpi
+
+
+@pytest.mark.parametrize("count", [2, 12])
+def test_no_two_texts_of_a_figure_overlap(count: int) -> None:
+    names = [f"ddp-d{2 * one}-b8-hook-fp16-bucket-view-static-graph" for one in range(count)]
+    parts = {"compute": [90.0] * count, "wait": [9.0] * count, "transfer": [0.1] * count}
+    figure = known(stacked(names, parts, "time per step [ms]", NARROW))
+    finish(figure, "Where a traced step goes; of many cells", "none")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    texts = [*axes.get_yticklabels(), *axes.get_xticklabels(), *axes.texts, axes.xaxis.label]
+    texts += [text for legend in figure.legends for text in legend.get_texts()]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert len(boxes) >= 2 * count + 4
+    overlapping = [
+        (one, other)
+        for place, one in enumerate(boxes)
+        for other in boxes[place + 1 :]
+        if one.overlaps(other)
+    ]
+    assert overlapping == []

@@ -84,3 +84,14 @@ def test_estimators_that_agree_recommend(step_us: float, strategy: str, label: s
     found = run_verdict(made, compare(made))
     assert (found.strategy, known(found.fact("which")).label) == (strategy, label)
     assert "total time" not in said(found, "which")
+
+
+def test_three_estimators_of_two_directions_recommend_nothing() -> None:
+    """0.94 by the median step, 1.22 by the total time, 2 x 1 / 1.68 = 1.19 by whole blocks."""
+    single = blocks_of(timed("single", 1, 8, UNEVEN), 10, 1e-3)
+    ddp = blocks_of(timed("ddp", 2, 8, [213.0] * 10), 10, 1.68e-3)
+    made = run_of(single, ddp)
+    found = run_verdict(made, compare(made))
+    assert found.strategy is None
+    others = "1.22x by the total time of the same steps, 1.19x by whole blocks"
+    assert others in said(found, "which")

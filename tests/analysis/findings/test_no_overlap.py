@@ -10,11 +10,14 @@ import pytest
 
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import Cell, CellOptions
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.helpers.run_cells import (
+    SIZES,
     all_reduces,
     cell_data,
+    traced_table,
     windows,
     with_ranks,
     with_tables,
@@ -167,3 +170,80 @@ def test_collectives_that_the_next_compute_waits_for(kind: str, strategy: CellSt
     table = table.assign(kind=np.where(table["order"] == 0, kind, others).tolist())
     ((name, text),) = texts(with_tables(data, collectives=table)).items()
     assert (name, text[:13]) == (kind, "33% of it is ")
+
+
+def waited(late: int | None) -> Job:
+    """15 of 19 ms exposed are the other rank's wait for one that is late in all steps, or in turn
+    with it.
+    """
+    waiting = even(exposed_wait_us=15e3)
+    table = waiting.tables.collectives
+    last = table["step"] % 2 if late is None else late
+    wait_us = np.where(table["rank"] == last, 0.0, 15e3)
+    table = table.assign(wait_us=wait_us, duration_us=table["transfer_us"] + wait_us)
+    rows = (
+        {
+            "rank": 1 - late_rank,
+            "device": 0,
+            "step": step,
+            "kind": "all_reduce",
+            "late_rank": late_rank,
+            "time_us": 15e3,
+        }
+        for step in range(STEPS)
+        for late_rank in [step % 2 if late is None else late]
+    )
+    return with_tables(
+        waiting,
+        collectives=table,
+        exposed_parts=traced_table("exposed_parts", rows).assign(part="wait"),
+    )
+
+
+def test_ranks_that_take_turns_are_not_called_one_late_rank() -> None:
+    turns = "rank 0 in 2 of 4 steps, rank 1 in 2"
+    assert texts(waited(None)) == {
+        "uneven_ranks": f"15.0 ms of the 19.0 ms exposed is waiting for the last rank; no rank is always late ({turns})"
+    }
+    assert texts(even(exposed_wait_us=5e3)) == {}
+
+
+def test_a_late_rank_is_named_with_its_doubt() -> None:
+    """In 4 steps of two ranks some rank comes last in all of them by chance once in 8 jobs."""
+    doubt = "last in 4 of 4 traced steps: too few to exclude chance"
+    assert texts(waited(1)) == {
+        "late_rank": f"15.0 ms of the 19.0 ms that each other rank exposes is waiting for rank 1 ({doubt})"
+    }
+
+
+def test_fsdp_with_one_block_is_advised_to_shard_more() -> None:
+    data = planted(cell("fsdp"), [(40 * MB, 90e3, 15e3)], (0.97,))
+    scattered = data.tables.collectives.assign(kind="reduce_scatter")
+    (reason,) = overlap_reasons(with_tables(data, collectives=scattered))
+    assert reason.text == (
+        "all gradients are reduced in one reduce-scatter of 40.0 MB, ready when 97% of the step's compute is done"
+    )
+    assert "fully_shard" in reason.advice
+
+
+def test_unused_parameters_are_looked_for() -> None:
+    """Two gradients make a map of 2 x 4 B; it is reduced after the buckets."""
+    data = planted(
+        cell(ddp_args="find_unused_parameters=true"), [*EVEN, (8, 90e3, 100.0)], (*EARLY, 1.0)
+    )
+    data = with_ranks(data, model=msgspec.structs.replace(SIZES, gradient_shapes=((3,), (4,))))
+    (text,) = texts(data).values()
+    assert text.endswith("all-reduce a map of 8 B (1 per step)")
+    twice = [
+        joined([table, table.assign(repeat=1)])
+        for table in (data.tables.steps, data.tables.collectives)
+    ]
+    both = with_tables(data, steps=twice[0], collectives=twice[1])
+    assert texts(both) == {"find_unused_parameters": text}  # a step's, not a repeat's
+
+
+def test_gloo_shares_the_cores() -> None:
+    (finding,) = no_overlap_finding(even(on_device=False))
+    assert finding.severity == "info"
+    shared = "gloo's threads share the cores with compute (2 processes), and collectives wait 300.0 µs a step"
+    assert shared in finding.message

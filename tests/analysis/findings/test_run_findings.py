@@ -14,7 +14,8 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.setting import setting_of
 from dpscope.analysis.runs.cell_findings import spread_findings
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.profiling.records.run import Cell
+from dpscope.analysis.traces.ranks.job import planned_job
+from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
@@ -173,3 +174,38 @@ def test_a_training_without_an_epoch_leaves_the_measured_cells_readable(tmp_path
     assert "training_incomplete" not in {
         one.code for one in conclusions(loaded(), compare(loaded()))
     }
+
+
+def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
+    cell = Cell(strategy="ddp", devices=2, batch_size=999)
+    skipped = replace(
+        run, cells={**run.cells, cell.name: planned_job(cell, "the data set has 512 samples")}
+    )
+    assert codes(skipped)["cell_skipped"] == "ddp-d2-b999: left out: the data set has 512 samples"
+    assert "cell_skipped" not in codes(run)
+    waiting = replace(run, cells={**run.cells, cell.name: planned_job(cell)})  # never started
+    assert codes(waiting)["repeats_missing"].startswith("ddp-d2-b999: 0 of 2 repeats measured")
+
+
+@pytest.mark.long
+def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
+    data = run.cells["ddp-d2-b8"]
+    message = "stopped before its first pass; the same command resumes the run"
+    stopped = CellResult(
+        cell=data.cell, repeat=1, status="interrupted", duration_s=1.0, message=message
+    )
+    crashed = msgspec.structs.replace(stopped, status="crashed", message="exit status 1")
+
+    def finding_on(result: CellResult) -> tuple[str, str]:
+        changed = replace(run, cells={**run.cells, "ddp-d2-b8": replace(data, results=(result,))})
+        (found,) = [
+            one for one in conclusions(changed, compare(changed)) if one.code == "cell_failed"
+        ]
+        return found.message, found.next_step
+
+    assert finding_on(stopped) == (
+        f"ddp-d2-b8, repeat 1: interrupted: {message}",
+        "no action needed if this cell can be missing",
+    )
+    assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
+    assert "fix the cause" in finding_on(crashed)[1]

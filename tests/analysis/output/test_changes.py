@@ -7,12 +7,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.changes import print_comparison, verdict_of
+from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.helpers.paths import EXAMPLE_RUN
 
 
@@ -114,3 +117,54 @@ def test_csv_is_one_table_of_every_quantity(
     parts = table[table["cell"] == DDP].set_index("quantity")
     assert "step" in parts.index
     assert parts.index.is_unique
+
+
+@pytest.mark.long
+def test_json_and_github_say_what_the_exit_status_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run_of(tmp_path / "before", SINGLE, DDP)
+    slower = later(tmp_path, "slower", "2030-01-01T00:00:00+00:00", 3.0, SINGLE, DDP)
+    lost = run_of(tmp_path / "lost", SINGLE)
+
+    def said(after: Path, output_format: Any, status: int) -> str:
+        share = None if after == slower else VISIBLE
+        assert print_comparison(before, after, share, output_format, QUIET) == status
+        return capsys.readouterr().out
+
+    content = json.loads(said(slower, "json", 1))
+    assert (content["status"], content["verdict"], content["regressions"]) == (
+        1,
+        "regression",
+        [SINGLE, DDP],
+    )
+    step = next(one for one in content["changes"] if one["quantity"] == "step")
+    assert step["ratio"] == pytest.approx(3.0)
+    assert step["ratio_low"] < 3.0 < step["ratio_high"]
+    verdict = verdict_of(load_run(slower))
+    assert content["after"] == json.loads(json.dumps(verdict.record()))
+    text = said(slower, "github", 1)
+    assert text.splitlines()[0] == "### dpscope compare: regression"
+    assert "<details><summary>Every quantity</summary>" in text
+    assert all(line in text for one in verdict.facts for line in one.lines)
+    content = json.loads(said(lost, "json", 3))
+    assert (content["verdict"], content["regressions"]) == ("cannot be judged", [])
+    assert f"{DDP} cannot be judged" in content["findings"][0]["message"]
+    assert json.loads(said(before, "json", 0))["verdict"] == "no regression"
+
+
+def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    before = run_of(tmp_path / "before", SINGLE)
+    after = run_of(
+        tmp_path / "after", SINGLE, change=lambda config: config.update(model="resnet8_cifar")
+    )
+    with pytest.raises(
+        DpscopeError,
+        match=r"different models do not compare; name runs of one model, or add --force$",
+    ) as raised:
+        print_comparison(before, after, None, "table", QUIET)
+    assert (raised.value.exit_status, "\n" in str(raised.value)) == (2, False)
+    assert print_comparison(before, after, VISIBLE, "table", QUIET, force=True) == 0
+    with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
+        print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
+    assert nothing.value.exit_status == 3

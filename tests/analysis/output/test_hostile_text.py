@@ -4,16 +4,21 @@ terminal or fakes a line.
 
 import gzip
 import json
+import re
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
+from dpscope.launch.cli import main
 from dpscope.launch.contents import app
+from dpscope.profiling.mirrors.tensorboard_mirror import EventLog
 from dpscope.profiling.records.run import CellResult, Manifest, RankResult
 from dpscope.profiling.store.files import decodes
 from tests.helpers.paths import EXAMPLE_RUN
@@ -127,3 +132,49 @@ def test_what_is_printed_controls_no_terminal(run: Path, table_format: str) -> N
     for arguments in ((run, *options), (run, "--tables", *options), (traces, *options)):
         if "--tables" not in arguments or table_format != "json":
             check(shown("analyze", *arguments), str(arguments))
+
+
+@pytest.mark.long
+def test_the_report_and_all_of_its_text(run: Path) -> None:
+    check(shown("analyze", run, "--verbose"), "verbose")
+    page = (run / "report" / "report.html").read_text()
+    assert controls(page) == set()
+    assert "title" in page
+    assert "<img" not in page
+    assert not re.search(r"\\u(00[01][0-9a-f]|009b|202e)", page)  # nor in what its script shows
+    markdown = (run / "report" / "comparison.md").read_text()
+    check(markdown, "markdown")
+    assert "title" in markdown
+    assert "<img" not in markdown
+    assert "[x](" not in markdown
+    check(shown("compare", run, EXAMPLE_RUN, "--force"), "compare")
+    check(shown("compare", EXAMPLE_RUN, run, "--format", "github", "--force"), "github")
+
+
+def test_tensorboards_text_and_hyperparameters(tmp_path: Path) -> None:
+    with EventLog(tmp_path) as log:
+        log.text("comparison", f"model {HOSTILE}")
+        log.session({"model": HOSTILE}, {})
+    tensors = EventAccumulator(str(tmp_path)).Reload().Tensors("comparison/text_summary")
+    text = tensors[0].tensor_proto.string_val[0].decode()
+    assert text.startswith("model ")
+    assert controls(text) == set()
+    (events,) = tmp_path.iterdir()
+    assert HOSTILE[:12].encode() not in events.read_bytes()
+
+
+def test_a_mistake_in_a_file_is_one_clean_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(EXAMPLE_RUN, tmp_path / "run")
+    manifest = tmp_path / "run" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["config"][f"strategies{HOSTILE}"] = HOSTILE
+    manifest.write_text(json.dumps(content))
+    monkeypatch.setattr(sys, "argv", ["dpscope", "analyze", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "title" in line
+    check(line, "mistake")

@@ -5,6 +5,9 @@ Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, i
 96 + 40 = 196 us.
 """
 
+import csv
+import io
+import json
 from io import StringIO
 from pathlib import Path
 
@@ -17,9 +20,13 @@ from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.traced_report import (
     ReadJob,
+    job_csv,
+    job_findings,
+    job_tables,
     model_tables,
     print_traces,
     report_of_traces,
+    traces_json,
 )
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
@@ -36,6 +43,7 @@ from tests.generated_traces.generator import (
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.made_verdicts import said
 from tests.helpers.run_cells import fitted, timed
+from tests.helpers.several_jobs import write_job
 
 LINK = parse_link("50GB/s")
 AT_LINK = Targets(LINK)
@@ -253,3 +261,31 @@ def test_files_that_are_no_traces_are_counted_and_the_first_is_named(tmp_path: P
     (limit,) = traces_verdict(analyze_traces([tmp_path])).limits
     assert limit.label == "NOT READ"
     assert limit.lines[0].startswith(f"2 files: {tmp_path}/a_note.json is not a torch.profiler")
+
+
+@pytest.fixture
+def two_jobs(tmp_path: Path) -> Path:
+    for number, job in enumerate(("first", "second")):
+        write_job(tmp_path / job, "rank", later_s=60.0 * number, process=1000 * number)
+    return tmp_path
+
+
+@pytest.mark.long
+def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
+    jobs = read(two_jobs)
+    (steps,) = [table for table in job_tables(jobs) if table.title == "Steps"]
+    assert steps.headings[:2] == ("job", "rank")
+    count = len(analyze_traces(two_jobs / "first").steps)
+    assert [row[0] for row in steps.rows] == ["first"] * count + ["second"] * count
+    rows = list(csv.DictReader(io.StringIO(job_csv(jobs))))
+    assert [row["job"] for row in rows] == [row[0] for row in steps.rows]
+    content = json.loads(traces_json(jobs, None))
+    assert content["jobs"] == ["first", "second"]
+    for name in ("steps", "collectives", "findings"):
+        assert {record["job"] for record in content[name]} == {"first", "second"}, name
+    (said,) = [finding.message for finding in job_findings(jobs) if finding.code == "parallelism"]
+    assert said.startswith("jobs first, second: "), "what two jobs have in common is said once"
+    assert [line for line in printed(two_jobs) if line.startswith("Job ")] == [
+        "Job first",
+        "Job second",
+    ]

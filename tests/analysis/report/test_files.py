@@ -10,9 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpscope.analysis.report.build import Report, make_report, write_report
+from dpscope.analysis.report.training_report import write_training
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.training.data import load_training
 from dpscope.profiling.store.ownership import ForeignFileError
 from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.trainings import plain_epochs, write_train_json
 
 
 @pytest.fixture
@@ -43,3 +46,15 @@ def test_figures_have_the_requested_formats_and_no_others_stay(report: Report) -
     assert files() == {"waits.svg", "busbw.png"}
     vars(report)["figures"] = {"waits": Figure(figsize=(1, 1))}
     assert files() == {"waits.svg", "waits.png"}, "a figure that is drawn no more is removed"
+
+
+@pytest.mark.long
+def test_trainings_leave_the_figures_of_a_measured_run(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"training_loss": Figure(figsize=(1, 1))}
+    monkeypatch.setattr("dpscope.analysis.figures.draw.draw_training", lambda _: small)
+    folder = write_report(report, ["png"]).parent
+    write_train_json(report.run.path, plain_epochs("single", 1, 0, [80.0], [4.0]))
+    assert write_training(load_training(report.run.path), ["png"]) == folder / "training.md"
+    assert {path.name for path in folder.glob("figures/*")} == {"waits.png", "training_loss.png"}

@@ -17,9 +17,10 @@ from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
-from dpscope.analysis.traces.ranks import kept_tables, kineto, origin, trace_analysis
+from dpscope.analysis.traces.ranks import kept_tables, kineto, origin, partial, trace_analysis
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
+from dpscope.analysis.traces.ranks.trace_analysis import read_kept
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.traces import read_traces
@@ -192,3 +193,57 @@ def test_commands_that_read_leave_the_folder_as_it_is(run: Path, tmp_path: Path)
     print_merge([run], tmp_path / "merged.json", None, None, DEFAULT_LIMITS, Console(quiet=True))
     base_of_run(run, None)
     assert state(run) == before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["a file", "below a file"])
+def test_a_cache_that_cannot_be_written_is_no_error(
+    kept: str, run: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(
+        "DPSCOPE_CACHE", str(tmp_path / "file" / ("deep" if where == "below a file" else ""))
+    )
+    assert rows(run) == kept
+
+
+@pytest.mark.long
+def test_the_tables_used_least_recently_are_removed(
+    kept: str, run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in cache.iterdir():
+        os.utime(path, (1000, 1000))
+    read_kept([run / DDP])  # used now
+    used = tables_of(run / DDP)
+    monkeypatch.setattr(kept_tables, "MOST_BYTES", used.stat().st_size * 2 + 1000)
+    other = Path(shutil.copy(run / DDP, run.with_name("other.pt.trace.json.gz")))
+    read_kept([other])
+    assert set(cache.iterdir()) == {used, tables_of(other)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["FORMAT_VERSION", "code_digest"])
+def test_another_version_reads_again(
+    kept: str, run: Path, read: list[Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "FORMAT_VERSION":
+        monkeypatch.setattr(partial, name, -1)
+    else:
+        monkeypatch.setattr(origin, name, lambda folders: "of other code")
+    assert rows(run) == kept
+    assert len(read) == 8  # two repeats of two ranks, and their counters' passes
+
+
+@pytest.mark.long
+def test_what_is_kept_moves_with_the_run_and_names_its_new_place(
+    run: Path, read: list[Path]
+) -> None:
+    damaged = run / DDP
+    damaged.write_bytes(damaged.read_bytes()[:-2000])  # findings about it name its path
+    assert str(damaged) in rows(run)
+    moved = run.rename(run.with_name("elsewhere"))
+    read.clear()
+    text = rows(moved)
+    assert read == []
+    assert str(moved / DDP) in text
+    assert str(damaged) not in text

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.output.merge import print_merge, traces_of_run
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
@@ -99,3 +100,16 @@ def test_of_several_jobs_one_must_be_named(tmp_path: Path) -> None:
     shutil.rmtree(run / "cells")
     with pytest.raises(DpscopeError, match="holds no cell with traces"):
         traces_of_run(run)
+
+
+def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
+    files = [
+        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json") for rank in (0, 1)
+    ]
+    output = tmp_path / "merged.json"
+    merge_traces(files, output)
+    # Its folder named again holds the output, too: it is an input then, and is kept.
+    before = output.read_bytes()
+    assert "is one of the traces to merge" in refused([tmp_path], output)
+    assert "holds the events of several ranks" in refused([output], tmp_path / "other.json")
+    assert output.read_bytes() == before

@@ -12,7 +12,7 @@ import pytest
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.merge.tracks import lanes
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import ddp_trace, write_trace
+from tests.generated_traces.generator import cut_file, ddp_trace, write_trace
 from tests.helpers.trace_rules import violations
 
 HEAD = '{"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, "traceEvents": [\n'
@@ -125,3 +125,38 @@ def test_categories_and_names_of_any_type(
     assert odd != SOUND
     made = merge_traces([trace_file(tmp_path, SOUND, odd)], tmp_path / "merged.json")
     assert len(complete(strict(made.path))) == 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "time", ["1e16", "1e18", "-1e18", "1e19", "1e300", "-1e300", "1.7976931348623157e308"]
+)
+@pytest.mark.parametrize("field", ["100.5", "2.25"])
+def test_times_out_of_range_are_left_out_without_a_warning(
+    tmp_path: Path, field: str, time: str
+) -> None:
+    made = merge_traces(
+        [trace_file(tmp_path, SOUND, SOUND.replace(field, time))], tmp_path / "merged.json"
+    )
+    assert [(event["ts"], event["dur"]) for event in complete(strict(made.path))] == [(0.0, 2.25)]
+    assert made.ranks[0].left_out == 1
+
+
+def test_a_file_cut_short_is_merged_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = write_trace(ddp_trace(0, 2).trace, tmp_path / "rank0.json.gz")
+    cut = cut_file(write_trace(ddp_trace(1, 2).trace, tmp_path / "rank1.json.gz"), 0.6)
+    made = merge_traces([whole, cut], tmp_path / "merged.json")
+    assert {"trace_cut_short"} <= {finding.code for finding in made.findings}
+    assert 0 < made.ranks[1].events < made.ranks[0].events
+    strict(made.path)
+
+
+def test_times_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:
+    # No float holds 1711964646123456.789: differences must still be exact.
+    starts = ("1711964646123456.789", "1711964646123456.790", "1711964646123999.001")
+    path = trace_file(
+        tmp_path, *(SOUND.replace("100.5", start).replace("2.25", "0.001") for start in starts)
+    )
+    trace = strict(merge_traces([path], tmp_path / "merged.json").path)
+    assert [event["ts"] for event in complete(trace)] == [0.0, 0.001, 542.212]
+    assert trace["baseTimeNanoseconds"] == 1711964646123456789

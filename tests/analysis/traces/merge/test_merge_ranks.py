@@ -200,3 +200,14 @@ def test_one_process_on_two_devices(tmp_path: Path) -> None:
     assert sum(len(events) for events in copies.values()) == len(originals) > 0
     sizes = Counter(event["args"]["bytes"] for events in copies.values() for event in events)
     assert sizes == Counter(event["args"]["bytes"] for event in originals)
+
+
+def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> None:
+    options = DdpOptions(communication=False)
+    shifted = relabel(ddp_trace(1, 2, options).trace, time_shift_us=2500.0)
+    trace, made = merged(written(tmp_path, ddp_trace(0, 2, options).trace, shifted), tmp_path)
+    assert "clocks_as_recorded" in [finding.code for finding in made.findings]
+    assert made.ranks[1].clock.moved_us == 0.0
+    steps = [event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#5"]
+    begins = {processes(trace)[event["pid"]]: event["ts"] for event in steps}
+    assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)

@@ -3,11 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
+from dpscope.analysis.what_if.job_profile import job_profile
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.made_traces import Event, launch, on_device, step
+from tests.helpers.several_jobs import write_job
 
 SECOND = 10**9
 EPOCH = 1_700_000_000 * SECOND
@@ -136,3 +142,34 @@ def cycle(communicates: bool, number: int) -> list[Event]:
     for correlation, start in ((1, begin + 10), (2, begin + 110)):
         events += [launch(correlation, start - 5), on_device(kernel, start, 50, correlation)]
     return events
+
+
+def test_identical_content_is_one_rank() -> None:
+    traces = (trace(0, content="x"), trace(1, content="x"), trace(0, "copy.json", content="x"))
+    assert jobs(*traces) == {"": ["rank0.json", "rank1.json"]}
+    assert codes(*traces) == ["file_not_read"]
+
+
+@pytest.mark.long
+def test_two_jobs_in_one_folder_are_answered_one_by_one(tmp_path: Path) -> None:
+    first = write_job(tmp_path, "a_rank", ranks=4)
+    second = write_job(tmp_path, "b_rank", ranks=4, later_s=265, process=5000)
+    found = analyze_jobs(tmp_path)
+    assert list(found) == ["job 1", "job 2"]
+    for analysis, files in zip(found.values(), (first, second), strict=True):
+        alone = analyze_traces(files)
+        assert analysis.steps["step_us"].tolist() == alone.steps["step_us"].tolist()
+        pd.testing.assert_series_equal(
+            analysis.collectives["transfer_us"], alone.collectives["transfer_us"]
+        )
+        assert analysis.collectives["transfer_us"].notna().any()
+        messages = [one.message for one in analysis.findings if one.code == "several_jobs"]
+        assert len(messages) == 1
+        assert files[0].name in messages[0]
+    for refused in (
+        lambda: analyze_traces(tmp_path),
+        lambda: merge_traces(tmp_path, tmp_path.parent / "merged.json"),
+        lambda: job_profile(sorted(tmp_path.iterdir())),
+    ):
+        with pytest.raises(DpscopeError, match=r"holds? the traces of 2 jobs \(job 1, job 2\)"):
+            refused()

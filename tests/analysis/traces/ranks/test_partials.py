@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks import origin, readers, reduce
 from dpscope.analysis.traces.ranks.job import Job
@@ -43,13 +45,15 @@ from dpscope.analysis.traces.ranks.readers import (
     find_traces,
     holds_files,
 )
-from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
+from dpscope.analysis.traces.ranks.reduce import Share, read_share, reduce_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
+from dpscope.launch.contents import app
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import (
+    ddp_trace,
     dp_trace,
     gloo_trace,
     write_ddp_job,
@@ -475,3 +479,106 @@ def test_an_unwritable_output_is_reported(
     ):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path: Path) -> None:
+    (traces / "0_2.pt.trace.json.gz").write_bytes(b"no trace")
+    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert ended.exit_code == 2
+    assert "3 ranks" in ended.output
+    assert [
+        line for line in ended.output.splitlines() if "not read" in line and "0_2.pt.trace" in line
+    ]
+    (finding,) = [
+        one
+        for one in analyze_traces(tmp_path / "n0.dpscope").findings
+        if one.code == "file_not_read"
+    ]
+    assert "0_2.pt.trace.json.gz" in finding.message
+    write_trace(ddp_trace(2, RANKS).trace, traces / "0_2.pt.trace.json.gz")
+    repeated = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert repeated.exit_code == 0
+    assert "4 ranks, 3 of them already reduced" in repeated.output
+    assert "file_not_read" not in {
+        one.code for one in analyze_traces(tmp_path / "n0.dpscope").findings
+    }
+
+
+def test_of_traces_none_of_which_can_be_read_nothing_is_written(
+    traces: Path, tmp_path: Path
+) -> None:
+    for path in traces.iterdir():
+        path.write_bytes(b"no trace")
+    with pytest.raises(DpscopeError, match=r"no trace could be read: .*0_0.pt.trace.json.gz.*"):
+        reduce_traces(traces, tmp_path / "partials" / "n0.dpscope")
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_a_trace_that_is_cut_short_is_reduced_and_reported(traces: Path, tmp_path: Path) -> None:
+    for rank in (1, 2):
+        path = traces / f"0_{rank}.pt.trace.json.gz"
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    ended = CliRunner().invoke(app, ["reduce", str(traces), "-o", str(tmp_path / "n0.dpscope")])
+    assert (ended.exit_code, "4 ranks" in ended.output) == (2, True)
+    assert "0_1.pt.trace.json.gz and 1 more are cut short or damaged" in ended.output
+
+
+def test_tasks_of_a_shared_folder_write_a_partial_each_also_where_nothing_can_be_read(
+    traces: Path, tmp_path: Path
+) -> None:
+    (traces / "0_1.pt.trace.json.gz").write_bytes(b"no trace")
+    made = [reduce_traces(traces, tmp_path / "partials", Share(task, 3)) for task in range(3)]
+    assert [one.path.name for one in made] == [f"share-{task}of3.dpscope" for task in (1, 2, 3)]
+    assert [(one.ranks, len(one.unread)) for one in made] == [(2, 0), (0, 1), (1, 0)]
+    found = analyze_traces(tmp_path / "partials")
+    assert len(found.summaries) == RANKS - 1
+    (finding,) = [one for one in found.findings if one.code == "file_not_read"]
+    assert "0_1.pt.trace.json.gz" in finding.message
+
+
+def test_traces_saved_by_a_killed_call_of_another_version_are_read_again_and_a_foreign_file_stays(
+    traces: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "n0.dpscope"
+    unfinished = tmp_path / "n0.dpscope.unfinished"
+    of_version(unfinished, 0)
+    made = reduce_traces(traces, place)
+    assert (made.read, made.kept) == (4, 0)
+    assert not unfinished.exists()
+    place.unlink()
+    unfinished.write_text("mine")
+    with pytest.raises(DpscopeError, match="was not written by dpscope"):
+        reduce_traces(traces, place)
+    assert unfinished.read_text() == "mine"
+
+
+def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(
+    whole: RankTables, tmp_path: Path
+) -> None:
+    write_partial(whole, tmp_path / "whole.dpscope")
+    rows = pq.read_table(tmp_path / "whole.dpscope")
+    place = rows.column_names.index("steps")
+    fewer = [
+        [{name: row[name] for name in list(row)[:-1]} for row in steps]
+        for steps in rows["steps"].to_pylist()
+    ]
+    head = pq.read_metadata(tmp_path / "whole.dpscope").metadata
+    older = rows.set_column(place, "steps", pa.array(fewer)).replace_schema_metadata(head)
+    pq.write_table(older, tmp_path / "older.dpscope")
+    with pytest.raises(
+        DpscopeError,
+        match="written by another dpscope: its columns differ; reduce its traces again",
+    ):
+        analyze_traces(tmp_path / "older.dpscope")
+
+
+def test_unknown_numbers_and_times_before_a_trace_s_zero_are_kept(
+    whole: RankTables, tmp_path: Path
+) -> None:
+    for name, value in (
+        ("steps.step_us", float("nan")),
+        ("collectives.queue_us", -3.0),
+        ("steps.idle_us", -1e-9),
+    ):
+        write_partial(changed(whole, name, value), tmp_path / "a.dpscope")
+        assert len(read_partial(tmp_path / "a.dpscope").ranks) == RANKS

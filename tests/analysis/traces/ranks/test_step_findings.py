@@ -182,3 +182,24 @@ def test_times_in_nanoseconds_are_an_error_and_no_wait_and_a_slow_rank_is_neithe
     analysis = analyze_traces(tmp_path)
     assert [one.code for one in analysis.findings if one.severity == "error"] == errors
     assert analysis.collectives["wait_us"].notna().any() == (not errors)
+
+
+def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:
+    for idle_us, device, reported in (
+        (0.0, 0, False),
+        (299.0, 0, False),
+        (900.0, 0, True),
+        (900.0, None, False),
+    ):
+        steps = windows(DDP, 2, step_us=1000.0, idle_us=idle_us, host_copy_us=0.0).assign(
+            device=device
+        )
+        assert bool(list(idle_findings(steps))) is reported
+    # The start of a single traced step is not recorded; there is no other step to judge by.
+    steps = windows(DDP, 1, step_us=1000.0, idle_us=740.0, host_copy_us=0.0).assign(
+        partial_window=True
+    )
+    (found,) = idle_findings(steps)
+    assert found.message.startswith(
+        "2 of 2 devices idle, most of all device 0 of rank 0: 74% of a step"
+    )

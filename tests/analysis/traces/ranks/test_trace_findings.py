@@ -2,6 +2,7 @@
 module that makes it.
 """
 
+import ast
 import os
 import re
 import zlib
@@ -18,6 +19,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import Trace, ddp_trace, relabel, trace_text, write_trace
 from tests.helpers.made_traces import launch, on_device, step, write
+from tests.helpers.paths import ROOT
 
 Make = Callable[[Path], None]
 P = ParamSpec("P")
@@ -230,3 +232,19 @@ def test_a_folder_next_to_the_traces_and_one_without_any(tmp_path: Path) -> None
         analyze_traces([tmp_path / "empty"])
     with pytest.raises(DpscopeError, match="does not exist"):
         analyze_traces([tmp_path / "absent.json"])
+
+
+def test_every_code_is_in_a_test() -> None:
+    modules = (ROOT / "analysis" / "traces").rglob("*.py")
+    nodes = [node for module in modules for node in ast.walk(ast.parse(module.read_text()))]
+    made = {
+        TraceCode[node.attr].code
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "TraceCode"
+    }
+    tests = "".join(
+        path.read_text() for path in (ROOT / "tests" / "analysis" / "traces").rglob("test_*.py")
+    )
+    assert [code for code in sorted(made) if f'"{code}"' not in tests] == []

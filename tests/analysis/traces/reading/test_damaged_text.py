@@ -16,6 +16,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading import chunks
 from dpscope.analysis.traces.reading.reader import read_trace
 from tests.helpers.known import codes
 from tests.helpers.made_traces import Event, launch, on_device, step
@@ -211,3 +212,66 @@ def test_a_brace_too_many_costs_one_event(tmp_path: Path, layout: Any, place: fl
         one.message for one in analysis.findings if one.code == "events_damaged"
     )
     assert len(read_trace(tmp_path / "0_0.pt.trace.json").events) == 14
+
+
+@pytest.mark.parametrize("shift", ["integers first", "metadata first", "one absurd"])
+def test_times_since_1970_are_shortened_all_or_none(tmp_path: Path, shift: str) -> None:
+    """1,694,128,201,226,418.25 us and on: a step is 1000 us, whatever stands before the first
+    fraction.
+    """
+    found = events(400)
+    for index, event in enumerate(found):
+        whole = shift == "integers first" and index < 600
+        event["ts"] = 1_694_128_201_226_418 + int(event["ts"]) + (0 if whole else 0.25)
+    if shift == "metadata first":
+        label = {"ph": "M", "name": "process_labels", "args": {"labels": "x" * 900}}
+        found = [label] * 150 + found
+    text = one_line(found)
+    if shift == "one absurd":
+        text = text.replace('"ts": 16941282', '"ts": 99999999999916941282', 1)
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", text)
+    lost = {"events_damaged"} if shift == "one absurd" else set()
+    assert damage(analysis) - {"events_of_no_step"} == lost
+    steps = analysis.steps.iloc[2:]
+    assert steps["step_us"].to_list() == pytest.approx([1000.0] * len(steps), abs=0.5)
+    assert steps["compute_us"].to_list() == pytest.approx([100.0] * len(steps), abs=0.5)
+
+
+@pytest.mark.parametrize(("step", "thread"), [("9" * 20, 10), ("9" * 5000, 10), ("3", "\ud800")])
+def test_absurd_steps_and_threads(tmp_path: Path, step: str, thread: int | str) -> None:
+    found = events()
+    for event in found[9:12]:
+        event["name"] = event["name"].replace("#3", f"#{step}")
+        event["tid"] = thread if event["cat"] == "user_annotation" else event["tid"]
+    assert compute(analyzed(tmp_path / "0_0.pt.trace.json", one_line(found)))[:3] == [100.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dur", "Infinity"), ("dur", 1e300), ("ts", 2.0**70), ("dur", "-Infinity")]
+)
+def test_a_time_without_end_is_none(tmp_path: Path, field: str, value: object) -> None:
+    found = events()
+    found[5][field] = value  # the second step's kernel
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line(found))
+    # a step that launched nothing has no window
+    assert compute(analysis) == [100.0, 100.0, 100.0, 100.0]
+    assert damage(analysis) == {"events_damaged", "steps_not_timed"}
+
+
+def test_bytes_behind_padding_are_reported(tmp_path: Path) -> None:
+    content = gzip.compress(one_line(events()).encode()) + bytes(200_000)
+    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content)) == set()
+    assert damage(analyzed(tmp_path / "0_0.pt.trace.json.gz", content + b"more")) == {
+        "trace_cut_short"
+    }
+
+
+def test_an_event_without_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 kB where 50 kB are allowed: one event is lost and reported, the others are there."""
+    for name, size in (("EVENT_BYTES", 50_000), ("CHUNK_BYTES", 10_000), ("BLOCK_BYTES", 5_000)):
+        monkeypatch.setattr(chunks, name, size)
+    found = events(300)
+    found[-1]["args"]["x"] = "y" * 200_000
+    analysis = analyzed(tmp_path / "0_0.pt.trace.json", one_line([found[-1], *found[:-1]]))
+    assert compute(analysis) == [100.0] * 299
+    assert damage(analysis) == {"events_damaged", "steps_not_timed"}

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpscope.analysis.traces.ranks.frames import collectives
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.reader import read_trace
+from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.store.errors import DpscopeError
-from tests.generated_traces.generator import Layout, ddp_trace, trace_text, write_trace
+from tests.generated_traces.generator import DdpOptions, Layout, ddp_trace, trace_text, write_trace
 from tests.helpers.known import codes
-from tests.helpers.made_traces import Event, operator, step, write
+from tests.helpers.made_traces import Event, event, operator, step, write
 
 GENERATED = ddp_trace(0, 2)
 LAYOUTS: tuple[Layout, ...] = ("kineto", "one_line", "indented")
@@ -276,3 +278,35 @@ def test_files_of_other_programs_are_refused(
     write(tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 50)], world_size=1)
     (finding,) = [one for one in analyze_traces([tmp_path]).findings if one.code == "file_not_read"]
     assert "is a trace of another program" in finding.message
+
+
+def test_chunks_of_a_large_file_join_without_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = events_of(read_trace(write_trace(GENERATED.trace, tmp_path / "whole.json")))
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.CHUNK_BYTES", 1500)
+    monkeypatch.setattr("dpscope.analysis.traces.reading.chunks.BLOCK_BYTES", 700)
+    for layout in LAYOUTS:
+        trace = read_trace(write_trace(GENERATED.trace, tmp_path / "small.json", layout))
+        assert (events_of(trace), trace.rank, trace.findings) == (whole, 0, ())
+
+
+def test_damaged_shapes_cost_one_size_and_are_reported(tmp_path: Path) -> None:
+    """The first collective's element type is no UTF-8: one of the 15 has no size."""
+    path = tmp_path / "0_0.pt.trace.json"
+    text = trace_text(ddp_trace(0, 2, DdpOptions(metadata="ops")).trace).encode()
+    path.write_bytes(text.replace(b'"Input type": ["float"]', b'"Input type": ["\xfffloat"]', 1))
+    trace = read_trace(path)
+    assert codes(trace) == {"events_damaged"}
+    sizes = collectives(attribute(trace))["bytes"]
+    assert (len(sizes), int(sizes.isna().sum())) == (15, 1)
+
+
+def test_a_trace_of_torch_profiler_without_its_own_work_is_still_one(tmp_path: Path) -> None:
+    """What Kineto itself adds: the span of the trace, python frames, the profiler's overhead."""
+    path = write(
+        tmp_path,
+        [event(category, "n", 1, 5) for category in ("Trace", "overhead", "python_function")],
+    )
+    assert not len(read_trace(path).events)
+    assert "trace_incomplete" in codes(analyze_traces([path]))
