@@ -216,10 +216,11 @@ def analyze(request: AnalyzeRequest) -> None:
     runs, console = runs_among(request.paths), open_console()
     if not runs:
         from dpscope.analysis.output.traced_report import print_traces
-        from dpscope.analysis.output.whole_job import print_records
         from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
 
         if (found := find_files(request.paths)).reader is RECORDS:
+            from dpscope.analysis.output.whole_job import print_records
+
             raise typer.Exit(
                 print_records(
                     found,

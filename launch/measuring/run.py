@@ -288,7 +288,9 @@ def describe_plan(
                 nodes=nodes,
             )
             job = replace(job, program=by_hand.program)
-        console.print(Text(shlex.join(job.command)), soft_wrap=True)
+        # to be given on each node, with its number
+        command = shlex.join(job.command).replace("--node-rank=0", "--node-rank=NODE")
+        console.print(Text(command), soft_wrap=True)
     return description
 
 

@@ -178,12 +178,19 @@ def finish_job(part: SavedPart) -> bool:
     cell = _cell_of(processes)
     write_json(run.manifest_path, _manifest_with(run, cell, ranks[0].threads, part))
     duration_s = max(block.duration_s for rank in ranks for block in rank.blocks)
-    repeat = next(index for index in itertools.count() if not run.repeat(cell, index).path.exists())
-    result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s)
-    write_json(whole.result_path, result)
-    target = run.repeat(cell, repeat).path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(whole.path, target)
+    for repeat in itertools.count():
+        target = run.repeat(cell, repeat).path
+        if target.exists():
+            continue
+        result = CellResult(cell=cell, repeat=repeat, status="ok", duration_s=duration_s)
+        write_json(whole.result_path, result)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(whole.path, target)
+            break
+        except OSError:  # another job has taken this number meanwhile: the next one
+            if not target.exists():
+                raise
     return True
 
 

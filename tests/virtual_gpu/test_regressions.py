@@ -32,7 +32,7 @@ contents.app()
 """
     node = plant(Node(nvml=Nvml(missing=("nvmlInitWithFlags",))))
     planned = node.run("-c", program, "run", "--strategy", "single", "--devices", "1", "--dry-run")
-    assert "--device cuda" in planned
+    assert "single-d1-b512" in planned  # 512 is a default batch of GPUs alone
 
 
 @dataclass(frozen=True)

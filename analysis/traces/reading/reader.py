@@ -174,7 +174,7 @@ def read_trace(
         )
     if builder.has_several_ranks:
         raise DpscopeError(
-            f"{path} holds the events of several ranks or processes, joined by another tool; name each rank's own file"
+            f"{path} holds the events of several ranks or processes joined in one file; name each rank's own file"
         )
     events, offset_us = builder.table().from_its_start()
     base_us = builder.base_us

@@ -43,7 +43,7 @@ SITUATIONS = {
     "--hosts hosts.txt",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
     "--topology topology.conf --hide-hosts",
-    "analyze RUN": f"{LIMITS} --target-accuracy 90 --topology topology.conf --hide-hosts",
+    "analyze RUN": f"{LIMITS} --steps-by step --target-accuracy 90 --topology topology.conf --hide-hosts",
     "analyze RUN --format csv": "--nccl-log nccl.log --target-efficiency 0.8",
     "analyze RUN --format json": f"--report x --tables {DETAIL}",
     "analyze RUN --tables": f"--nccl-log nccl.log --flops 1T --report x --target-efficiency 0.8 {DETAIL}",

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
-from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.generator import (
     DdpOptions,
     ddp_trace,
@@ -96,7 +94,7 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("files", [V100, A100, GLOO], ids=["v100x8", "a100", "gloo"])
-def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path) -> None:
+def test_nothing_is_lost(files: list[Path], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
     originals = [load(file)["traceEvents"] for file in files]
     assert contents(trace["traceEvents"]) == sum(
@@ -116,22 +114,6 @@ def test_nothing_is_lost_and_all_measures_stay(files: list[Path], tmp_path: Path
                 sorted((one["cat"], one["id"] % 10**10) for one in of_rank if one["ph"] == phase)
                 == ids
             )
-    before, after = analyze_traces(files), analyze_traces([made.path])
-    assert len(before.steps) > 0
-    assert len(before.collectives) > 0
-    # Times are rounded to the nanosecond once more: 0.002 us for the difference of two.
-    # `unlaunched_us` is of hundreds of gaps between launches and ends, each rounded so.
-    one, other = (table.steps.drop(columns="unlaunched_us") for table in (before, after))
-    pd.testing.assert_frame_equal(one, other, rtol=0, atol=0.002)
-    pd.testing.assert_series_equal(
-        before.steps["unlaunched_us"], after.steps["unlaunched_us"], rtol=0, atol=0.1
-    )
-    columns = [
-        "rank", "device", "step", "kind", "sequence", "bytes", "group_size", "duration_us", "transfer_us", "wait_us",
-    ]  # fmt: skip
-    pd.testing.assert_frame_equal(
-        before.collectives[columns], after.collectives[columns], rtol=0, atol=0.002
-    )
 
 
 def test_collectives_show_size_and_bandwidth(v100: Merged) -> None:
