@@ -167,6 +167,7 @@ def test_traces_without_marked_steps_are_compared_as_one_step(
             events = [one for one in trace["traceEvents"] if "Step" not in one["name"]]
             file.write_text(json.dumps({**trace, "traceEvents": events}))
         sides.append(side)
-    assert print_comparison(*sides, None, "json", Terminal()) == 3
+    before, after = sides
+    assert print_comparison(before, after, None, "json", Terminal()) == 3
     (change,) = json.loads(capsys.readouterr().out)["step_changes"]
     assert change["change_us"] == pytest.approx(6 * 400.0, abs=0.01)

@@ -55,7 +55,7 @@ SITUATIONS = {
     "analyze PARTIAL": LIMITS,
     "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T --topology topology.conf "
     "--max-events 1000000",
-    "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 {LIMITS}",
+    "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 --steps-by step {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
     "whatif TRACE": "--cell ddp-d2-b8",
     "whatif RUN": "--base-devices 2 --base-batch-size 8 --base-bucket-mb 5",
