@@ -58,7 +58,7 @@ SITUATIONS = {
     "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 --steps-by step {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
     "whatif TRACE": "--cell ddp-d2-b8",
-    "whatif RUN": "--base-devices 2 --base-batch-size 8 --base-bucket-mb 5",
+    "whatif RUN": "--base-devices 2 --base-batch-size 8 --base-bucket-mb 5 --steps-by step",
     "bundle RUN --list": "--output b.zip",
     "compare TRAINED EARLIER": "--fail-over 5%",
     "tensorboard TRAINED": "--link 10GB/s",
