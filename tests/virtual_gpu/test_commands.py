@@ -87,9 +87,22 @@ def ran(
     # before the run adds broadcasts
     calibration = json.loads((out / "calibration.json").read_text())
     run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
-    node.dpscope(*run, "--out", str(out))
+    undisturbed(node, out, *run)
     slower.dpscope(*run, "--no-calibrate", "--out", str(after))
     return Ran(planted, node, calibration, out, after)
+
+
+def undisturbed(node: PlantedNode, out: Path, *run: str) -> float:
+    """The step [us] of a run on a node of equal devices, whose ranks wait only where the machine
+    that plays the node was too busy to queue their work: such a run is measured again.
+    """
+    for _ in range(4):
+        node.dpscope(*run, "--fresh", "--out", str(out))
+        (cell,) = answer(node, "analyze", str(out))["cells"]
+        if cell["exposed_wait_us"] < 0.01 * cell["step_us"]:
+            step_us: float = cell["step_us"]
+            return step_us
+    pytest.fail("this machine is too busy: ranks of equal devices waited in each of four runs")
 
 
 def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -152,11 +165,9 @@ def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_pat
 def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     """Four devices of the same node, which are measured then."""
     (prediction,) = answer(ran.node, "whatif", str(ran.out), "--devices", "4")["predictions"]
-    out = tmp_path / "four"
     run = ("run", "--strategy", "ddp", "--devices", "4", "--repeats", "1", *SMALL)
-    ran.node.dpscope(*run, "--no-calibrate", "--out", str(out))
-    (cell,) = answer(ran.node, "analyze", str(out))["cells"]
-    assert prediction["low_us"] <= cell["step_us"] <= prediction["high_us"]
+    step_us = undisturbed(ran.node, tmp_path / "four", *run, "--no-calibrate")
+    assert prediction["low_us"] <= step_us <= prediction["high_us"]
     assert prediction["high_us"] / prediction["low_us"] < 1.5
 
 
