@@ -8,6 +8,12 @@ the view itself.
 A function that lacks something raises `Missing(reason)`, and the reason is the column's. Columns
 ask other columns of the view by name; each is computed once for each cell, in whatever order they
 are asked.
+
+`needs` is a function that raises what several columns lack; `interval`, `rank_range` and
+`value_range` give a column's bounds, which are columns too; what several columns share is a
+function with `@once`. The mean of a measure of traces over a cell's steps is `mean(cell, name,
+reason)` (traced.py). A new group is a module and a name in GROUPS (columns.py); tables show a column
+by a `view_of` (report/comparison_tables.py). `python -m tests.analysis.goldens` adds its values.
 """
 
 from collections.abc import Callable, Mapping

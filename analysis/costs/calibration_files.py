@@ -196,7 +196,8 @@ _LOG_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Sequence[Path]], Calib
     ("nccl-tests", LOG_SUFFIXES, calibration_from_logs),
 )
 """Programs, the suffixes of their logs and what reads these; of a folder the first that is there.
-Other files are ignored.
+Other files are ignored. A reader gives a `Calibration` whose `source` names the program; every
+option that takes a calibration follows.
 """
 
 

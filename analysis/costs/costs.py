@@ -1,4 +1,10 @@
-"""The one question, `Costs.cost`, and the ordered list of sources that it is put to."""
+"""The one question, `Costs.cost`, and the ordered list of sources that it is put to.
+
+A source is a function of a `Call` and of what is `Known` (cost.py), in SOURCES in the order of
+trust. It returns a `Cost` with its band and its `Basis`, None where the next source is to be asked,
+or raises `Missing` where no other may stand in. Columns, report, `calibrate --predict` and `whatif`
+follow. A formula goes into formulas.py with its source, and is tested by hand.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

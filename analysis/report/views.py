@@ -1,6 +1,11 @@
 """The registry of views: every table of a report, in the order in which people read them.
 
 Terminal, page, Markdown, LaTeX and the frames of the Python API are loops over VIEWS.
+
+A view's function declares its columns as `Field`s (heading, how a row's value is read, unit or
+quantity, meaning) and ends in `table_of` (text/text_table.py); notes and reasons for missing values
+(`Unknown`) travel with the table. Columns of the comparison alone are a `view_of`
+(comparison_tables.py).
 """
 
 from collections.abc import Callable

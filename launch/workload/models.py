@@ -1,5 +1,9 @@
 """The models dpscope can train: ResNet-18 and ResNet-8 for CIFAR, GPTs, torchvision's
 classification models, the user's own.
+
+A new one of dpscope's own is made here; its name stands in data_files.py and its size in
+model_size.py, whose test counts it. What it is fed with and its loss, if it is no classifier of
+images, are in its `BuiltModel` (tasks.py).
 """
 
 import importlib

@@ -46,6 +46,10 @@ class Code:
     `action` is the next step unless a finding brings its own; `script_action` replaces it where a
     script was measured or traced and dpscope's options do not apply. `other_severity` is what some
     observations have.
+
+    An observation is one fact with its numbers, on one line. A finding brings its own action only
+    where it can name the file, the rank or the option. A code with the action of another code is
+    that one with another observation; a code that nobody can act on is none.
     """
 
     severity: Severity

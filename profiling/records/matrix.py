@@ -174,6 +174,12 @@ class Variants(ConfigPart, frozen=True):
     All but `accumulate`, `compile` and `amp_variants` concern DistributedDataParallel alone, and
     `comm_hook` FSDP too. Values are kept without repetition, in the order of the documentation,
     numbers ascending.
+
+    To add an option of DDP: a field here, one of `CellOptions` (run.py), which names the cell, and
+    its row in docs/variants.md. A switch of DDP's constructor states it as `argument`: wrapping,
+    what `attach` detects and refusals in `--ddp-args` follow. Others are used in
+    launch/workload/strategies.py. One that changes what DDP moves, or how it cuts its buckets, needs
+    its check in analysis/runs/traffic_check.py.
     """
 
     heading: ClassVar[str] = COMPARED

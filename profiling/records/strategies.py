@@ -1,5 +1,11 @@
 """The strategies of data-parallel training: one record per strategy for all other code; arguments
 of DDP. Imports no torch.
+
+All other code asks the record (`StrategyTraits`): which devices a strategy can use, what its traces
+must hold, which formula applies, how it is labelled. A strategy built on DDP is a `reducer` with
+`plainer="ddp"`: it takes DDP's options and is compared with DDP. Where no trait describes what is
+different, add one; a test refuses a comparison with a strategy's name elsewhere. Traffic that is
+neither DDP's nor FSDP's needs a check in analysis/runs/traffic_check.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Values of the analysis kept as JSON, so that a change of the code shows which of them it changes.
 
-`python -m tests.analysis.goldens` writes them again; CONTRIBUTING says when that is allowed. A
+`python -m tests.analysis.goldens` writes them again; tests/README.md says when that is allowed. A
 table is its columns, by name. Of a sentence, such as a message or the reason for a missing value,
 only its presence is kept; a finding is its severity and code.
 """

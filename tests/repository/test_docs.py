@@ -27,6 +27,7 @@ _FOLDERS = (
     "benchmarks/*.md",
     "examples/*.md",
     "examples/*/*.md",
+    "tests/*.md",
     "tests/gpu/*.md",
     "tests/virtual_gpu/*.md",
 )

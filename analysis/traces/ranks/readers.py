@@ -1,5 +1,11 @@
 """The formats that ranks' tables are read from: one entry each. Which files a command takes, and
 its messages, follow.
+
+To add one: a module here whose `read(file, limits)` gives the `RankTables` of the ranks in a file,
+and its line in READERS. `of_rank` makes one rank of a `RankRecord` and those of the tables that the
+format knows; what it does not know, a table or a column, is left out. `join_ranks` joins several.
+The record's `TraceSummary` states rank, world size and whether a device worked; without a world
+size the job's kind stays unknown.
 """
 
 import os

@@ -41,6 +41,8 @@ _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
     "privateuse1_runtime", "privateuse1_driver", "runtime", "driver",
 )  # fmt: skip
+# A name of Kineto's and the category that its events are read as. Events of a device under any
+# other name are only counted (finding device_not_read).
 CATEGORIES = {
     **dict.fromkeys(("cpu_op", "operator"), Category.CPU_OP),
     "user_annotation": Category.USER_ANNOTATION,

@@ -33,6 +33,7 @@ from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 from dpscope.profiling.records import range_names as phases
 
 EXPOSED_COLUMNS = ("rank", "device", "step", "start_us", "end_us")
+# Each ends in its unit or in _count, and is named in docs/python-api.md.
 COLUMNS = (
     "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
     "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
