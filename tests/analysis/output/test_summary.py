@@ -39,18 +39,24 @@ def in_readme(after: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_readme_shows_what_is_printed_of_a_run_and_of_gpu_traces(
+def test_what_is_printed_of_a_run_fits_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
     monkeypatch.chdir(tmp_path)
     of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
-    assert of_run == in_readme("the whole output of `dpscope analyze examples/run_cpu`")
     assert max(map(len, of_run)) <= 80
-    assert len(of_run) <= 24
+    assert 10 < len(of_run) <= 24
+
+
+@pytest.mark.long
+def test_the_readme_shows_what_is_printed_of_gpu_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     printed = of_traces(Path("tests/data/v100x8_ddp_dlrm"))
     assert printed == in_readme("`dpscope analyze tests/data/v100x8_ddp_dlrm`")
+    commands = (ROOT / "README.md").read_text()
+    assert "\nmake demo " in commands
+    assert "\nmake test " in commands
 
 
 @pytest.mark.long
