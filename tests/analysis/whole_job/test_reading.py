@@ -125,6 +125,19 @@ def test_cut_lines_of_a_log_are_counted(tmp_path: Path) -> None:
     assert 100 < len(job_in(folder).processes[1]) < 2000
 
 
+def test_a_log_of_several_processes_is_that_of_each(tmp_path: Path) -> None:
+    own = [[log_line(rank, number, 5.0 + rank) for number in range(1, 400)] for rank in (0, 1)]
+    apart = job_in(write_logs(tmp_path / "apart", own))
+    in_turns = [line for pair in zip(*own, strict=True) for line in pair]
+    joined = job_in(write_logs(tmp_path / "joined", [in_turns]))
+    assert joined.ranks == apart.ranks == (0, 1)
+    assert joined.hosts == ("node0", "node1")
+    for one, other in zip(joined.processes, apart.processes, strict=True):
+        assert one.number.tolist() == other.number.tolist() == list(range(1, 400))
+        assert one.duration_us.tolist() == other.duration_us.tolist()
+        assert one.calls == other.calls
+
+
 def test_the_header_of_format_4_3_applies_to_the_lines_behind_it(tmp_path: Path) -> None:
     ranks = []
     for rank in (0, 1):
