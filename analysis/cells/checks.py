@@ -12,7 +12,7 @@ from dpscope.profiling.records.run import Compilation, DeviceMemory
 CHECKS = Group("checks", "Checks", needs=run_measured)
 
 
-@CHECKS.column("tracer cost", "ratio", "Mean traced step / median untraced step")
+@CHECKS.column("traced/untraced", "ratio", "Mean traced step / median untraced step")
 def tracer_cost(cell: CellView) -> float:
     return quotient(cell.traced_step_us, cell.step_us, NO_STEP)
 

@@ -460,7 +460,7 @@ def gap_parts(
         ("host_copies", "host copies", minus(gap.host_copies_us, dp_copies_us)),
         ("compute", "compute", gap.compute_us),
         ("idle", "idle", gap.idle_us),
-        ("tracer", "tracer", gap.tracer_us),
+        ("tracer", "unexplained", gap.tracer_us),
     ]
     known = [WaterfallPart(key, label, us) for key, label, us in parts if us is not None]
     if len(known) < len(parts):

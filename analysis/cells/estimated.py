@@ -32,8 +32,8 @@ from dpscope.profiling.records.strategies import shard_groups
 
 FORMULAS = {
     "same_local_batch": "t_N(b) - t_1(b)",
-    "ideal_split": "t_N(G/N) - t_1(G)/N",
-    "same_total": "t_N(G/N) - t_1(G)",
+    "ideal_split": "t_N(b) - t_1(G)/N",
+    "same_total": "t_N(b) - t_1(G)",
 }
 ESTIMATES = Group("estimates", "Estimates by subtraction", needs=on_several_devices)
 
@@ -51,9 +51,9 @@ def _added_ends(cell: CellView, _: float) -> tuple[float, float]:
 
 
 @ESTIMATES.column(
-    "same local batch",
+    "t_N(b)-t_1(b)",
     "time",
-    "t_N(b) - t_1(b): added wall time at the same batch per device",
+    "Added wall time of a step on N devices, compared with one device at the same batch per device b",
     needs=subtractable,
     interval=_added_ends,
 )
@@ -92,9 +92,9 @@ def added_idle_us(cell: CellView) -> float:
 
 
 @ESTIMATES.column(
-    "tracer",
+    "unexplained",
     "time",
-    "The part of the untraced t_N(b)-t_1(b) that the traced windows do not explain",
+    "The part of the untraced t_N(b)-t_1(b) that the traced steps do not explain: change of untraced - traced",
     interval=lambda cell, _: known(_added(cell, "tracer")[1], NO_INTERVAL),
 )
 def added_tracer_us(cell: CellView) -> float:
@@ -147,9 +147,9 @@ def first_device_excess_us(cell: CellView) -> float:
 
 
 @ESTIMATES.column(
-    "ideal split",
+    "t_N(b)-t_1(G)/N",
     "time",
-    "t_N(G/N) - t_1(G)/N: assumes that a step shrinks in proportion to its batch",
+    "Assumes that a step shrinks in proportion to its batch: G = N b is the global batch",
     needs=subtractable,
 )
 def ideal_split_us(cell: CellView) -> float:
@@ -167,9 +167,9 @@ def ideal_split_error_communication_us(cell: CellView) -> float:
 
 
 @ESTIMATES.column(
-    "same total",
+    "t_N(b)-t_1(G)",
     "time",
-    "t_N(G/N) - t_1(G): negative once parallel training pays off",
+    "Compares steps of the same global batch G: negative once parallel training pays off",
     needs=subtractable,
 )
 def same_total_us(cell: CellView) -> float:
@@ -189,7 +189,7 @@ def same_total_error_communication_us(cell: CellView) -> float:
 @ESTIMATES.column(
     "local batch",
     "time",
-    "t_1(b) - t_1(G)/N: the error of ideal split, because a step does not shrink in proportion to its batch",
+    "t_1(b) - t_1(G)/N: the error of t_N(b) - t_1(G)/N, because a step does not shrink in proportion to its batch",
     needs=subtractable,
 )
 def ideal_split_local_batch_us(cell: CellView) -> float:
@@ -199,24 +199,26 @@ def ideal_split_local_batch_us(cell: CellView) -> float:
 @ESTIMATES.column(
     "local batch",
     "time",
-    "t_1(b) - t_1(G): the error of same total, because it compares different work per device",
+    "t_1(b) - t_1(G): the error of t_N(b) - t_1(G), because it compares different work per device",
     needs=subtractable,
 )
 def same_total_local_batch_us(cell: CellView) -> float:
     return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us
 
 
-@ESTIMATES.column("same local batch", "time", "T_N - T_1/N of an epoch at equal b")
+@ESTIMATES.column(
+    "T_N-T_1(b)/N", "time", "Of an epoch: one device at the same batch b has N times as many steps"
+)
 def same_local_batch_epoch_us(cell: CellView) -> float:
     return cell.same_local_batch_us * cell.steps_per_epoch
 
 
-@ESTIMATES.column("ideal split", "time", "T_N - T_1(G)/N of an epoch")
+@ESTIMATES.column("T_N-T_1(G)/N", "time", "Of an epoch, against one device at the global batch G, divided by N")
 def ideal_split_epoch_us(cell: CellView) -> float:
     return cell.ideal_split_us * cell.steps_per_epoch
 
 
-@ESTIMATES.column("same total", "time", "T_N - T_1(G) of an epoch")
+@ESTIMATES.column("T_N-T_1(G)", "time", "Of an epoch, against one device at the global batch G")
 def same_total_epoch_us(cell: CellView) -> float:
     return cell.same_total_us * cell.steps_per_epoch
 
@@ -316,7 +318,7 @@ def ring_rates(cell: CellView) -> tuple[RingRate, ...]:
 
 
 @ESTIMATES.column(
-    "ring model",
+    "ring formula",
     "time",
     "Ring formula of gradients, or of all that FSDP moves, one kind after the other",
 )

@@ -1,7 +1,7 @@
 """A cell's communication as the models predict it, from the sizes in the run alone, and its columns
 next to the measured.
 
-What a calibration measured comes first; without one the ring model at the link's specification,
+What a calibration measured comes first; without one the ring formula at the link's specification,
 which is a bound that nobody reaches. The two are never mixed within a cell.
 """
 

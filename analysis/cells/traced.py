@@ -133,7 +133,7 @@ def idle_us(cell: CellView) -> float:
 
 
 @TRACED.column(
-    "tracer",
+    "untraced - traced",
     "time",
     "Untraced step minus traced step: negative if tracing slows it",
     interval=interval_of("tracer"),

@@ -1,7 +1,7 @@
 """How a column is declared: a function of a cell's view, with heading, quantity and meaning. And
 the view itself.
 
-    @ESTIMATES.column("same total", "time", "t_N(G/N) - t_1(G): negative once parallel training pays off")
+    @ESTIMATES.column("t_N(b)-t_1(G)", "time", "Negative once parallel training pays off")
     def same_total_us(cell: CellView) -> float:
         return cell.step_us - single_at_global_batch(cell).step_us
 

@@ -32,7 +32,7 @@ def data_sheet(call: Call, known: Known) -> Cost | None:
         return None
     time_us = ring_us(call.kind, call.size_bytes, ranks, link.gb_per_s)
     if time_us is None:
-        raise Missing(f"there is no ring model of {call.kind}")
+        raise Missing(f"there is no ring formula of {call.kind}")
     factor = bus_factor(call.kind, ranks)
     size = show_bytes(call.size_bytes)
     formula = f"f × S/B = {factor:.4g} × {size} / {link.gb_per_s:.4g} GB/s (f: bus factor)"

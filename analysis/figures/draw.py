@@ -57,7 +57,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "Measured communication of traced steps (stacked) against the shortcuts.",
         {
             "hidden": "Hidden: the device computes meanwhile. All else is exposed.",
-            "$T_N(b) - T_1(b)$": "The subtraction compares untraced steps and can be negative.",
+            "$t_N(b) - t_1(b)$": "The subtraction compares untraced steps and can be negative.",
             "ring formula": "The ring formula uses the link's rate, else the calibration's.",
         },
         "95% intervals of the subtraction",
@@ -89,7 +89,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         lambda of: step.waterfall(of.run, of.comparison),
         "What differs from DDP's step",
         "Grey: median untraced steps. Each part between them is the difference of the means of "
-        "traced steps; tracer is what these differences leave of the untraced one.",
+        "traced steps; unexplained is what these differences leave of the untraced one.",
         whiskers="95% intervals of the median untraced steps",
     ),
     FigureEntry(

@@ -44,7 +44,7 @@ _USE = {  # they add up to 100
     "lost_idle_points": "idle",
 }
 _MEASURED = {"hidden_us": "hidden", **{f"{part}_us": STEP_PARTS[part] for part in EXPOSED_PARTS}}
-_SHORTCUTS = {"same_local_batch_us": "$T_N(b) - T_1(b)$", "ring_us": "ring formula"}
+_SHORTCUTS = {"same_local_batch_us": "$t_N(b) - t_1(b)$", "ring_us": "ring formula"}
 _BAR = 0.27  # of the space between cells
 _WHISKER: dict[str, Any] = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
 

@@ -258,7 +258,7 @@ PARTS = {
     "transfer": (COLOURS["transfer"], ".."),
     "other": (COLOURS["exposed"], "xxxx"),
     "idle": (COLOURS["idle"], ""),
-    "$T_N(b) - T_1(b)$": (COLOURS["same_local_batch"], ""),
+    "$t_N(b) - t_1(b)$": (COLOURS["same_local_batch"], ""),
     "ring formula": (COLOURS["ring"], "||||"),
     "copies to the device": (COLOURS["host_to_device"], "||||"),
     "forward": (COLOURS["forward"], ""),

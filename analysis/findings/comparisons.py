@@ -33,7 +33,7 @@ _PARTS = {  # of a gap: those of GAP_PARTS, and what they leave
     "host_copies": "host copies",
     "compute": "compute",
     "idle": "idle",
-    "tracer": "tracer",
+    "tracer": "unexplained",
 }
 
 

@@ -1,7 +1,8 @@
-"""The two shortcuts against what was measured: T_N - T_1 and the ring formula, with the sign, size
+"""The two shortcuts against what was measured: t_N(b) - t_1(b) and the ring formula, with the sign, size
 and reason of their errors.
 """
 
+from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
@@ -9,6 +10,7 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
+_ADDED = FORMULAS["same_local_batch"]
 CLOSE = 0.1  # of the measured value: an estimate within it agrees
 # of the measured value: a wider interval shows no agreement
 _WIDE = 0.5
@@ -18,7 +20,7 @@ _MOST = 0.5
 
 def shortcuts_fact(row: CellRow, data: Job) -> Fact:
     """A line for each estimate."""
-    basis = f"T_N - T_1: {TIMED}; what it is compared with: {TRACED}"
+    basis = f"{_ADDED}: {TIMED}; what it is compared with: {TRACED}"
     lines = (
         _subtraction(row, data),
         _ring(row, data),
@@ -27,14 +29,14 @@ def shortcuts_fact(row: CellRow, data: Job) -> Fact:
 
 
 def _subtraction(row: CellRow, data: Job) -> str:
-    name, estimate_us = f"T_{data.devices} - T_1", row.same_local_batch_us
+    estimate_us = row.same_local_batch_us
     if estimate_us is None:
         why = row.reasons.get("same_local_batch_us", "no single-device cell was measured")
-        return f"{name} unknown: {why}"
+        return f"{_ADDED} unknown: {why}"
     bounds = row.interval("same_local_batch_us")
     scale = Scale([row.traced_step_us])
     interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    result = f"{name} (added time) = {scale.time(estimate_us)}{interval}"
+    result = f"{_ADDED} (added time) = {scale.time(estimate_us)}{interval}"
     if slowed_by_tracing(row) is not None:
         return f"{result}: cannot be checked, as tracing slows the step too much"
     exposed_us = row.ledger.exposed_us if row.ledger is not None else None
@@ -58,7 +60,7 @@ def _against_exposed(estimate_us: float, exposed_us: float, bounds: Interval) ->
     # an interval that wide shows no agreement either
     wide = bounds.half_width(estimate_us) > _WIDE * exposed_us
     if includes and (wide or not close):
-        return "too noisy to test"
+        return "too noisy"
     return "agrees" if close else None
 
 
@@ -72,17 +74,17 @@ def _ratio(estimate_us: float, exposed_us: float, scale: Scale) -> str:
 
 
 def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
-    """Of T_N - T_1 = exposed + slowdown + change of idle + change of tracer the largest term after
+    """Of t_N(b) - t_1(b) = exposed + compute + idle + unexplained the largest term after
     the first, where the others, which may cancel it, are less than half of the error; else all.
     """
     slowdown_us = row.ledger.slowdown_us if row.ledger is not None else None
-    idle_us, tracer_us = row.added_idle_us, row.added_tracer_us
-    if slowdown_us is None or idle_us is None or tracer_us is None:
+    idle_us, unexplained_us = row.added_idle_us, row.added_tracer_us
+    if slowdown_us is None or idle_us is None or unexplained_us is None:
         return "the cause is unknown"
     terms = {
         "compute": slowdown_us,
         "idle": idle_us,
-        "tracer": tracer_us,
+        "unexplained": unexplained_us,
     }
     *others, largest = sorted(terms, key=lambda name: abs(terms[name]))
     others_us = sum(abs(terms[name]) for name in others)
@@ -92,12 +94,12 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     more = {
         "compute": "compute runs slower" if on_device else "compute runs slower on shared cores",
         "idle": "devices are idle longer",
-        "tracer": "traced steps do not show it",
+        "unexplained": "traced steps do not show it",
     }
     less = {
         "compute": "compute is shorter than on one device",
         "idle": "devices are idle for less time",
-        "tracer": "tracing adds time",
+        "unexplained": "tracing adds time",
     }
     cause = more if error_us > 0 else less
     return f"{cause[largest]} ({scale.time(abs(terms[largest]))})"

@@ -105,7 +105,7 @@ _STEP = (
 )  # fmt: skip
 _SHORTCUTS = {  # column -> its heading here
     "exposed_us": "exposed",
-    "same_local_batch_us": "T_N(b)-T_1(b)",
+    "same_local_batch_us": "t_N(b)-t_1(b)",
     "same_local_batch_error_exposed_us": "error",
     "transfer_us": "transfers",
     "ring_us": "ring",
@@ -227,7 +227,7 @@ def ring_notes(comparison: Comparison) -> Iterator[str]:
     )
     for rate, counts in grouped(used).items():
         what = "" if rate.kind == "all_reduce" else f" of {rate.kind}"
-        yield f"ring model{what} on {', '.join(counts)} devices: {rate.description}"
+        yield f"ring formula{what} on {', '.join(counts)} devices: {rate.description}"
 
 
 def peak_notes(comparison: Comparison) -> Iterator[str]:

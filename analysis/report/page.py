@@ -195,11 +195,11 @@ MEASURES: dict[str, str] = {
     "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
     "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
     "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
-    "Subtraction estimates": "t_N(b) − t_1(b), t_N(G/N) − t_1(G)/N and t_N(G/N) − t_1(G), with b the batch per device and G = "
-    "N b. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
+    "Subtraction estimates": "t_N(b) − t_1(b), t_N(b) − t_1(G)/N and t_N(b) − t_1(G) of steps, and T_N − T_1(b)/N and its like of "
+    "epochs, with b the batch per device and G = N b the global batch. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
     "comparison, not as results.",
     "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
-    "ring model without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
+    "ring formula without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
     "communication, the times at which its buckets were ready.",
     "The timeline": "The middle one of the whole traced steps of the first repeat. Ranks of one host share its clock; the "
     "clocks of other hosts are aligned on the ends of collectives, which all ranks finish together; the remaining difference "
@@ -233,7 +233,7 @@ GLOSSARY: Mapping[str, str] = {
     " to deliver batches.",
     "bus bandwidth": "Bytes over transfer time, times 2(N−1)/N for an all-reduce on N ranks (other collectives: other factors)."
     " It can be compared with a link's specification for any N; nccl-tests prints it as busbw.",
-    "ring model": "The time that a ring all-reduce of all gradients needs at a given bandwidth: 2(N−1)/N × bytes / bandwidth. "
+    "ring formula": "The time that a ring all-reduce of all gradients needs at a given bandwidth: 2(N−1)/N × bytes / bandwidth. "
     "The bandwidth is the link's specification if the link is known, else the calibration's bus bandwidth at its largest size.",
     "calibration": "Collectives timed alone, by size, before the cells. Predictions of a run's communication are based on it.",
     "weak": "Weak scaling: the batch per device stays the same, so the global batch grows with the devices. Weak "

@@ -25,14 +25,14 @@ _IDENTITY = {  # heading -> column without _us, and what it is
     "exposed": ("exposed", "Exposed communication, which one device does not have"),
     "compute": ("slowdown", "Compute on N devices minus compute on one"),
     "idle": ("added_idle", "Idle on N devices minus idle on one"),
-    "tracer": (
+    "unexplained": (
         "added_tracer",
         "The part of the untraced difference that the traced steps do not explain",
     ),
 }
 _HALF_WIDTH = (
     "±: half the 95% interval, on the wider side; compute and idle: change compared with one device; "
-    "tracer: the part of the untraced difference that the traced steps do not explain"
+    "unexplained: the part of the untraced difference that the traced steps do not explain"
 )
 
 
@@ -63,13 +63,13 @@ def identity_table(comparison: Comparison) -> TextTable:
         for row in rows
         if row.interval("same_local_batch_us") is None or row.interval("exposed_us") is None
     ]
-    title = "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + tracer"
+    title = "Where the added time t_N(b) - t_1(b) goes: exposed + compute + idle + unexplained"
     return table_of(title, (CELL, *fields), rows, [_HALF_WIDTH], unknown)
 
 
 _SOURCES = {
     "calibration": "calibration, which measured the collectives without compute",
-    "specification": "link's specification by the ring model without latency, a lower bound",
+    "specification": "link's specification by the ring formula without latency, a lower bound",
 }
 _COMPARED = "transfer: of the collectives that have one (rooted broadcasts and reduces have none); for DP all communication"
 _LATER = "the calibration was made after the start of the run, so these are not forecasts"

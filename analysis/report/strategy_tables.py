@@ -38,7 +38,7 @@ _GAP = (
     Field("compute", "compute_us", "time", "Compute, DP minus DDP"),
     Field("idle", "idle_us", "time", "Neither compute nor communication nor copies, DP minus DDP"),
     Field(
-        "tracer",
+        "unexplained",
         "tracer_us",
         "time",
         "The part of the untraced gap that the traced steps do not explain",

@@ -174,7 +174,7 @@ def _notes(
     clocks: Sequence[RankClock],
 ) -> Iterator[str]:
     yield (
-        "tracing slows a step: see tracer cost among the checks"
+        "tracing slows a step: see traced/untraced among the checks"
         if len(data.tables.samples)
         else "tracing slows a step, by how much is not known"
     )

@@ -301,7 +301,7 @@ def test_the_links_of_the_manifest_are_used_without_being_asked_for() -> None:
     assert values["transfer_of_link"] == pytest.approx(8 / 25)
     (note,) = known(ESTIMATES(compare(linked))).notes
     assert note.startswith(
-        "ring model on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link"
+        "ring formula on 2 devices: NVLink 2 x1, 25 GB/s one way: NVML names the link"
     )
     # --link overrides
     assert compare(linked, parse_link("5GB/s")).table.iloc[0]["ring_us"] == 800.0
