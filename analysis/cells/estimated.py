@@ -213,7 +213,9 @@ def same_local_batch_epoch_us(cell: CellView) -> float:
     return cell.same_local_batch_us * cell.steps_per_epoch
 
 
-@ESTIMATES.column("T_N-T_1(G)/N", "time", "Of an epoch, against one device at the global batch G, divided by N")
+@ESTIMATES.column(
+    "T_N-T_1(G)/N", "time", "Of an epoch, against one device at the global batch G, divided by N"
+)
 def ideal_split_epoch_us(cell: CellView) -> float:
     return cell.ideal_split_us * cell.steps_per_epoch
 

@@ -195,9 +195,9 @@ MEASURES: dict[str, str] = {
     "reduce-scatter and all-to-all, 1 for the others: nccl-tests' definitions. GB/s is 1e9 bytes per second.",
     "DataParallel's phases": "A device event belongs to the phase in which it was launched. The parts of the waterfall are "
     "each phase's exposed communication, excluding what an earlier phase covers, so that they add up.",
-    "Subtraction estimates": "t_N(b) − t_1(b), t_N(b) − t_1(G)/N and t_N(b) − t_1(G) of steps, and T_N − T_1(b)/N and its like of "
-    "epochs, with b the batch per device and G = N b the global batch. They include changes of compute and idle time, miss what overlap hides, and can be negative. They are shown for "
-    "comparison, not as results.",
+    "Subtraction estimates": "Of steps t_N(b) − t_1(b), t_N(b) − t_1(G)/N and t_N(b) − t_1(G), of epochs T_N − T_1(b)/N and "
+    "its like, with b the batch per device and G = N b the global batch. They include changes of compute and idle time, miss "
+    "what overlap hides, and can be negative. They are shown for comparison, not as results.",
     "Predictions": "From a calibration of this machine if there is one (alpha + S/B per collective, fitted), else from the "
     "ring formula without latency at the link's specification, a lower bound. They use the run's message sizes and, for exposed "
     "communication, the times at which its buckets were ready.",
