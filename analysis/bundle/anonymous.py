@@ -101,7 +101,7 @@ class Anonymizer:
             return self.text(value)
         if isinstance(value, dict):
             return {key: self._field(key, one) for key, one in value.items()}
-        return [self.value(one) for one in value] if isinstance(value, list) else value
+        return [self.value(item) for item in value] if isinstance(value, list) else value
 
     def _field(self, key: str, value: object) -> object:
         if key in _HOST_KEYS and isinstance(value, str):

@@ -110,8 +110,12 @@ def collect(
     names = Anonymizer(_hosts(run), (run, Path.cwd()), _scripts(run))
     members = [*_run_members(run, names)]
     records = [
-        {"code": str(one.code), "severity": one.severity, "message": names.text(one.message)}
-        for one in findings
+        {
+            "code": str(finding.code),
+            "severity": finding.severity,
+            "message": names.text(finding.message),
+        }
+        for finding in findings
     ]
     members.append(Member("bundle/findings.json", "findings", _json(records)))
     members += [
@@ -135,7 +139,8 @@ def collect(
         if RepeatFolder(path).traces()
     ]
     for repeat in sorted(
-        repeats, key=lambda one: (natural_order(Path(one.path.name)), natural_order(one.path))
+        repeats,
+        key=lambda traced: (natural_order(Path(traced.path.name)), natural_order(traced.path)),
     ):
         progress(repeat.path.relative_to(run).as_posix())
         whole = [*repeat.traces(), *repeat.counters_traces()]

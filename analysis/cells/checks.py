@@ -81,12 +81,12 @@ def _compilations(cell: CellView) -> list[Compilation]:
 
 @CHECKS.column("compiling", "time", "Longest time that a rank of the cell spent compiling")
 def compile_us(cell: CellView) -> float:
-    return max(one.seconds * 1e6 for one in _compilations(cell))
+    return max(compilation.seconds * 1e6 for compilation in _compilations(cell))
 
 
 @CHECKS.column("compiled parts", "count", "Graphs compiled one by one, DDP's for each bucket")
 def compiled_parts(cell: CellView) -> int:
-    return max(one.parts for one in _compilations(cell))
+    return max(compilation.parts for compilation in _compilations(cell))
 
 
 @CHECKS.column(

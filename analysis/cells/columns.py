@@ -24,4 +24,4 @@ GROUPS = (CELL, TIME, TRACED, ESTIMATES, PREDICTIONS, BANDWIDTH, DEVICE, LEARNIN
 
 def columns() -> Iterator[Column]:
     """Every column there is now, in the order of tables and files."""
-    return (one for group in GROUPS for one in group.columns)
+    return (column for group in GROUPS for column in group.columns)

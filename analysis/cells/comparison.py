@@ -267,7 +267,7 @@ def _batches_seen(run: RunData) -> tuple[str, ...]:
     seen = AttachCode.BATCH_AS_SEEN.code
     batches = set()
     for data in run.measured:
-        if any(one.code == seen for one in data.findings):
+        if any(finding.code == seen for finding in data.findings):
             count = data.options.accumulate
             text = data.batch_text + f" in {count} micro-batches" * (count > 1)
             batches.add((data.cell.batch_size, count, text))
@@ -277,7 +277,7 @@ def _batches_seen(run: RunData) -> tuple[str, ...]:
 def _unmeasured_jobs(recorded: Manifest | None) -> tuple[str, ...]:
     findings = recorded.findings if recorded is not None else ()
     code = AttachCode.JOB_NOT_MEASURED.code
-    return tuple(one.about for one in findings if one.code == code)
+    return tuple(finding.about for finding in findings if finding.code == code)
 
 
 def _calibrated_later(recorded: Manifest | None, calibration: Calibration | None) -> bool:
@@ -371,8 +371,9 @@ def _over_itself(measured: Sequence[Job], spread: Spread) -> dict[str, Estimate]
     alone = {_on_one_device(data): data for data in measured if data.devices == 1}
     found = {}
     for data in measured:
-        if data.devices > 1 and (one := alone.get(_on_one_device(data))) is not None:
-            ratio = ratio_estimate(one.step_samples(), data.step_samples(), spread)
+        single = alone.get(_on_one_device(data))
+        if data.devices > 1 and single is not None:
+            ratio = ratio_estimate(single.step_samples(), data.step_samples(), spread)
             found[data.name] = ratio.times(data.devices)
     return found
 
@@ -382,7 +383,7 @@ def _on_one_device(data: Job) -> Cell:
 
 
 def _gap(rows: Mapping[str, CellRow], dp: Job, ddp: Job, spread: Spread) -> StrategyGap:
-    more, less = (_parts(rows[one.name], one) for one in (dp, ddp))
+    more, less = (_parts(rows[measured.name], measured) for measured in (dp, ddp))
     parts = {name: minus(more[name], less[name]) for name in more}
     gap_us = minus(rows[dp.name].step_us, rows[ddp.name].step_us)
     known = [part for part in parts.values() if part is not None]

@@ -25,7 +25,11 @@ def cpu_peaks(cells: Iterable[Job]) -> CpuPeaks:
     same time and share caches.
     """
     timed = [rank.matmul_peak for data in cells for _, rank in data.ranks]
-    rates = grouped(((one.dtype, one.threads), one.tflops) for one in timed if one is not None)
+    rates = grouped(
+        ((product.dtype, product.threads), product.tflops)
+        for product in timed
+        if product is not None
+    )
     return {kind: max(tflops) for kind, tflops in rates.items()}
 
 
@@ -92,7 +96,8 @@ def least_step_us(flops: StepFlops, speed: GpuSpeed) -> float:
     """
     products = (flops.total or 0) - flops.convolutions
     rates = (
-        speed.rate(_BOUNDS[one]) for one in (flops.product_precision, flops.convolution_precision)
+        speed.rate(_BOUNDS[precision])
+        for precision in (flops.product_precision, flops.convolution_precision)
     )
     return (
         sum(count / rate for count, rate in zip((products, flops.convolutions), rates, strict=True))

@@ -218,7 +218,10 @@ def all_known(own: Table, columns: Sequence[str]) -> bool:
 
 def cost_keys(own: Table) -> list[_CostKey]:
     """Kind, ranks and bytes of each collective, which must be known."""
-    return [(one["kind"], one["group_size"], float(one["bytes"])) for one in own.records(COST_KEY)]
+    return [
+        (record["kind"], record["group_size"], float(record["bytes"]))
+        for record in own.records(COST_KEY)
+    ]
 
 
 def _by_size(

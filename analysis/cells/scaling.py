@@ -168,7 +168,7 @@ def scaling_choices(measured: Sequence[Job], spread: Spread) -> tuple[ScalingCho
     """Pairs of cells that train the same batch number per device (weak) and in all (strong) on the
     same devices.
     """
-    planned = [(one.cell, one) for one in measured]
+    planned = [(larger.cell, larger) for larger in measured]
     by_key = {
         (cell.strategy, (cell.variant, one.nodes), cell.devices, cell.batch_size): one
         for cell, one in planned

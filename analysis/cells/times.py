@@ -97,7 +97,7 @@ def _block_rates(cell: CellView) -> Range:
 
 def _rates(data: Job) -> list[float]:
     timed = [
-        (sum(one.samples for one in ranks), max(one.duration_s for one in ranks))
+        (sum(rank.samples for rank in ranks), max(rank.duration_s for rank in ranks))
         for ranks in _blocks(data)
     ]
     return [count / seconds for count, seconds in timed if seconds > 0]
@@ -223,7 +223,7 @@ def epoch_seconds(data: Job) -> tuple[float | None, bool]:
     of an epoch.
     """
     epochs = [
-        max(one.duration_s for one in ranks)
+        max(rank.duration_s for rank in ranks)
         for ranks in _blocks(data)
         if ranks[0].epoch is not None
     ]

@@ -91,7 +91,7 @@ class CellView:
         is kept as well.
         """
         if compute in self._running:
-            names = (one.__name__ for one in (*self._running, compute))
+            names = (function.__name__ for function in (*self._running, compute))
             raise RecursionError(f"these columns ask each other in a circle: {' -> '.join(names)}")
         if compute not in self._results:
             self._running.append(compute)

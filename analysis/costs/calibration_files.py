@@ -136,8 +136,8 @@ def _check_repeats(tests: Sequence[LoggedTest]) -> None:
         )
 
 
-def _where(one: LoggedTest, other: LoggedTest) -> str:
-    return " and ".join(dict.fromkeys(str(test.path) for test in (one, other)))
+def _where(test: LoggedTest, other: LoggedTest) -> str:
+    return " and ".join(dict.fromkeys(str(test.path) for test in (test, other)))
 
 
 def _times(test: LoggedTest) -> dict[int, float]:
@@ -148,7 +148,7 @@ def _times(test: LoggedTest) -> dict[int, float]:
 
 def _slowness(test: LoggedTest, tests: Sequence[LoggedTest]) -> float:
     """How many times longer a test takes than the median of all, in the median over its sizes."""
-    every = grouped(pair for one in tests for pair in _times(one).items())
+    every = grouped(pair for stored in tests for pair in _times(stored).items())
     return median(time / median(every[size]) for size, time in _times(test).items())
 
 
@@ -182,7 +182,7 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
         return load_calibration(path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
     for _, suffixes, read in _LOG_READERS:
-        if files := [one for one in inside if one.is_file() and one.suffix in suffixes]:
+        if files := [file for file in inside if file.is_file() and file.suffix in suffixes]:
             return read(files)
     if path.is_file():
         return calibration_from_logs([path])

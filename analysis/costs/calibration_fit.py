@@ -125,9 +125,9 @@ def _with_one_more(
     sizes_bytes: Values, times_us: Values, places: Sequence[tuple[float, ...]]
 ) -> Curve:
     def best_of(places: Sequence[tuple[float, ...]]) -> tuple[float, Curve]:
-        curves = [fit_curve(sizes_bytes, times_us, one) for one in places]
+        curves = [fit_curve(sizes_bytes, times_us, place) for place in places]
         errors = [float(np.mean(curve.relative_errors(sizes_bytes, times_us))) for curve in curves]
-        return min(zip(errors, curves, strict=True), key=lambda one: one[0])
+        return min(zip(errors, curves, strict=True), key=lambda pair: pair[0])
 
     error, best = best_of(places)
     improved = True

@@ -115,7 +115,9 @@ def ddp_schedule(
 
     ready = [last + (one - last) / rate(one) for one in ready_us]
     times_us = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
-    starts, ends = ([last + (one - last) * rate(one) for one in times] for times in times_us)
+    starts, ends = (
+        [last + (real_us - last) * rate(real_us) for real_us in times] for times in times_us
+    )
     exposed, covered = 0.0, last
     for start, end in sorted(zip(starts, ends, strict=True)):
         exposed += max(0.0, end - max(start, covered))

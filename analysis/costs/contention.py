@@ -52,7 +52,7 @@ class ContentionRatios:
 def contention_of(calibration: Calibration | None, devices: int) -> ContentionRatios | None:
     """The ratios on this many devices; None if they were not timed, as in logs."""
     timed = (
-        [one for one in calibration.contention if one.devices == devices]
+        [measured for measured in calibration.contention if measured.devices == devices]
         if calibration is not None
         else ()
     )

@@ -50,7 +50,9 @@ def read_logs(paths: Sequence[Path]) -> NcclLog:
     """The logs of one job, files and folders of them; raises DpscopeError for an empty folder."""
     files: list[Path] = []
     for path in paths:
-        inside = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        inside = (
+            sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+        )
         if not inside:
             raise DpscopeError(
                 f"--nccl-log {path}: the folder is empty; give the files that NCCL_DEBUG_FILE wrote"

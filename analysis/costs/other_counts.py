@@ -215,13 +215,13 @@ class Law:
         """The median of log(measured / law) over the largest counts, at the nearest size and its
         neighbours.
         """
-        distances = [abs(math.log(one / size)) for one in self.sizes]
+        distances = [abs(math.log(measured / size)) for measured in self.sizes]
         nearest = distances.index(min(distances))
         near = self.sizes[max(0, nearest - 1) : nearest + 2]
         missed: list[float] = []
         for layout in self.layouts[-_LOCAL_COUNTS:]:
             residuals = self.residuals[layout]
-            missed += [residuals[one] for one in near if one in residuals]
+            missed += [residuals[neighbour] for neighbour in near if neighbour in residuals]
         return float(np.median(missed))
 
     @cached_property
@@ -243,10 +243,10 @@ class Law:
         """Whether the counts left out, one of them FREE_DISTANCE beyond the others, were predicted
         within HELD near a size.
         """
-        near = [one for one in self._left_out if one.is_near(size)]
-        if not any(one.distance >= FREE_DISTANCE for one in near):
+        near = [left_out for left_out in self._left_out if left_out.is_near(size)]
+        if not any(neighbour.distance >= FREE_DISTANCE for neighbour in near):
             return False
-        errors = [one.error for one in near]
+        errors = [neighbour.error for neighbour in near]
         return float(np.quantile(errors, INSIDE)) <= math.log(HELD)
 
     def half_band(self, size: float) -> float:
@@ -256,9 +256,9 @@ class Law:
         Errors at distant sizes count less, so that cliffs widen only the bands of nearby sizes.
         """
         weighted = [(error, _ASSUMED_WEIGHT) for error in _ASSUMED_ERRORS]
-        for one in self._left_out:
-            weight = 1.0 if one.is_near(size) else _FAR_WEIGHT
-            weighted.append((one.error / _growth(one.distance), weight))
+        for left_out in self._left_out:
+            weight = 1.0 if left_out.is_near(size) else _FAR_WEIGHT
+            weighted.append((left_out.error / _growth(left_out.distance), weight))
         weighted.sort()
         weights = np.cumsum([weight for _, weight in weighted])
         shares = weights / weights[-1]

@@ -121,7 +121,7 @@ def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstim
         speedup = _derived(
             row, ("speedup", method), pair, meaning, lambda t_n, t_1: t_1 / t_n if t_n else math.inf
         )
-        efficiency = [None if one is None else one / row.devices for one in speedup[7:10]]
+        efficiency = [None if bound is None else bound / row.devices for bound in speedup[7:10]]
         found.append(speedup)
         found.append(
             speedup._replace(
@@ -183,7 +183,7 @@ def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime])
     note = f"T_1 at batch {batch_size}{where}"
     if samples not in (None, 1.0):
         note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
-    return _Pair(t_n, Bounded(*((samples or 1.0) * one for one in t_1)), note)
+    return _Pair(t_n, Bounded(*((samples or 1.0) * time_s for time_s in t_1)), note)
 
 
 def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> EpochTime | str:
@@ -193,15 +193,15 @@ def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> Epoch
     Its strategy is `single`, or else the row's on one device.
     """
     alike = [
-        one
-        for one in rows
-        if one.devices == 1
-        and (one.study, one.model, one.dataset) == (row.study, row.model, row.dataset)
+        single
+        for single in rows
+        if single.devices == 1
+        and (single.study, single.model, single.dataset) == (row.study, row.model, row.dataset)
     ]
-    alike = [one for one in alike if one.run == row.run] or alike
-    alike = [one for one in alike if one.batch_size == batch_size]
-    found = [one for one in alike if traits_of(one.strategy).baseline]
-    found = found or [one for one in alike if one.strategy == row.strategy]
+    alike = [peer for peer in alike if peer.run == row.run] or alike
+    alike = [peer for peer in alike if peer.batch_size == batch_size]
+    found = [peer for peer in alike if traits_of(peer.strategy).baseline]
+    found = found or [peer for peer in alike if peer.strategy == row.strategy]
     if len(found) == 1:
         return found[0]
     if found:

@@ -41,7 +41,7 @@ def _reported(
     code: EstimateCode, what: str, found: Iterator[tuple[str, str] | None]
 ) -> Iterator[Finding]:
     """A finding for each study and run with anything found in it."""
-    for where, texts in grouped(one for one in found if one is not None).items():
+    for where, texts in grouped(finding for finding in found if finding is not None).items():
         yield code.finding(f"{where}: {what}: {'; '.join(texts)}")
 
 
@@ -57,16 +57,16 @@ def _columns(table: EpochTable) -> Iterator[Finding]:
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
 
 
-def _about(one: EpochEstimate, text: str) -> tuple[str, str]:
-    return place(one.study, one.run), f"{_setting(one)}{text}"
+def _about(estimate: EpochEstimate, text: str) -> tuple[str, str]:
+    return place(estimate.study, estimate.run), f"{_setting(estimate)}{text}"
 
 
-def _setting(one: EpochEstimate) -> str:
+def _setting(estimate: EpochEstimate) -> str:
     return at(
-        one.strategy,
-        one.batch_size,
-        one.devices,
-        one.nodes,
+        estimate.strategy,
+        estimate.batch_size,
+        estimate.devices,
+        estimate.nodes,
     )
 
 
@@ -74,12 +74,12 @@ def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Ite
     """A finding for each study and run whose added time is unknown, with what its rows need."""
     batches = {row.setting: row.local_batch for row in table.rows}
     unknown = grouped(
-        (place(one.study, one.run), one)
-        for one in estimates
-        if one.quantity == "communication_seconds" and not one.sound
+        (place(estimate.study, estimate.run), estimate)
+        for estimate in estimates
+        if estimate.quantity == "communication_seconds" and not estimate.sound
     )
     for where, alike in unknown.items():
-        by_reason = grouped((one.reason, _setting(one)) for one in alike)
+        by_reason = grouped((unsound.reason, _setting(unsound)) for unsound in alike)
         texts = []
         for reason, settings in by_reason.items():
             texts.append(f"{'; '.join(settings)}: {reason}")
@@ -94,11 +94,11 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
     reasons say it.
     """
     untimed = set()
-    for one in unknown:
-        if one.reason == UNKNOWN_BATCH:
+    for estimate in unknown:
+        if estimate.reason == UNKNOWN_BATCH:
             return "add a column batch_size_is with global or per_device"
-        batch = batches[one.setting]
-        if batch is not None and one.reason == no_single_time(batch):
+        batch = batches[estimate.setting]
+        if batch is not None and estimate.reason == no_single_time(batch):
             untimed.add(batch)
     if not untimed:
         return ""
@@ -108,21 +108,30 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
     return f"time one device at batch {named}"
 
 
-def _coarse(one: EpochEstimate) -> tuple[str, str] | None:
+def _coarse(estimate: EpochEstimate) -> tuple[str, str] | None:
     """A sign, or more than a quarter of the added time, that the clock's resolution leaves open."""
-    if one.value is None or one.low is None:
+    if estimate.value is None or estimate.low is None:
         return None
-    width = (one.high or 0.0) - one.low
-    is_wide = one.quantity == "communication_seconds" and width > 2 * COARSE_SHARE * abs(one.value)
-    if not one.uncertain and not is_wide:
+    width = (estimate.high or 0.0) - estimate.low
+    is_wide = estimate.quantity == "communication_seconds" and width > 2 * COARSE_SHARE * abs(
+        estimate.value
+    )
+    if not estimate.uncertain and not is_wide:
         return None
-    high = "unbounded" if one.high is None else f"{one.high:.4g}"
-    return _about(one, f" {one.quantity} {one.method} {one.value:.4g} [{one.low:.4g}, {high}]")
+    high = "unbounded" if estimate.high is None else f"{estimate.high:.4g}"
+    return _about(
+        estimate,
+        f" {estimate.quantity} {estimate.method} {estimate.value:.4g} [{estimate.low:.4g}, {high}]",
+    )
 
 
-def _superlinear(one: EpochEstimate) -> tuple[str, str] | None:
-    is_more = one.quantity == "speedup" and one.sound and (one.low or 0.0) > one.devices
-    return _about(one, f" {one.value:.2f}x ({one.method})") if is_more else None
+def _superlinear(estimate: EpochEstimate) -> tuple[str, str] | None:
+    is_more = (
+        estimate.quantity == "speedup"
+        and estimate.sound
+        and (estimate.low or 0.0) > estimate.devices
+    )
+    return _about(estimate, f" {estimate.value:.2f}x ({estimate.method})") if is_more else None
 
 
 def _data_parallel(table: EpochTable) -> Iterator[Finding]:

@@ -154,7 +154,7 @@ def _rounding(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime], n
     """By how much the law's value may be off because the rows' times are rounded, as a logarithm:
     each row's own rounding moves it independently.
     """
-    law = next(one for one in _laws(target, rows) if one.name == named)
+    law = next(candidate for candidate in _laws(target, rows) if candidate.name == named)
     seconds = np.array([row.epoch_seconds for row in rows], dtype=float)
     value = law.at_target(seconds)
     if value is None:
@@ -197,27 +197,35 @@ def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
 def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
     """The predictions as a table, with the reason for each missing number."""
     unit = predicted[0].unit if predicted else "s"
-    several = len({(one.study, one.run) for one in predicted}) > 1
+    several = len({(prediction.study, prediction.run) for prediction in predicted}) > 1
     fields = [
-        *([Field("series", lambda one: place(one.study, one.run))] if several else []),
+        *(
+            [Field("series", lambda prediction: place(prediction.study, prediction.run))]
+            if several
+            else []
+        ),
         Field("strategy", "strategy"),
         Field("batch", "batch_size", meaning="Samples as the table's batch_size"),
         Field(
             "N",
-            lambda one: layout(one.devices, one.nodes),
+            lambda prediction: layout(prediction.devices, prediction.nodes),
             meaning="Devices; 4x2 for four nodes with two each",
         ),
         Field(
             f"time [{unit}]",
-            lambda one: significant(one.value),
+            lambda prediction: significant(prediction.value),
             meaning="The law's or the measured time of an epoch, or of a step in a table of steps",
         ),
         Field(
             f"low [{unit}]",
-            lambda one: significant(one.low),
+            lambda prediction: significant(prediction.low),
             meaning="Lower end of the band: the error on the rows left out, and the times' rounding",
         ),
-        Field(f"high [{unit}]", lambda one: significant(one.high), meaning="Upper end of the band"),
+        Field(
+            f"high [{unit}]",
+            lambda prediction: significant(prediction.high),
+            meaning="Upper end of the band",
+        ),
         Field(
             "law",
             "law",
@@ -231,26 +239,28 @@ def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
         ),
         Field(
             "from N",
-            lambda one: f"{min(one.measured)} to {max(one.measured)}",
+            lambda prediction: f"{min(prediction.measured)} to {max(prediction.measured)}",
             meaning="The smallest and the largest measured device count",
         ),
     ]
-    reasons = grouped((one.reason, one) for one in predicted if one.reason)
+    reasons = grouped(
+        (prediction.reason, prediction) for prediction in predicted if prediction.reason
+    )
     notes = []
     for reason, without in reasons.items():
         settings = [
             at(
-                one.strategy,
-                one.batch_size,
-                one.devices,
-                one.nodes,
+                prediction.strategy,
+                prediction.batch_size,
+                prediction.devices,
+                prediction.nodes,
             )
-            for one in without
+            for prediction in without
         ]
         if several:
             settings = [
-                f"{place(one.study, one.run)} {of}"
-                for one, of in zip(without, settings, strict=True)
+                f"{place(prediction.study, prediction.run)} {of}"
+                for prediction, of in zip(without, settings, strict=True)
             ]
         notes.append(f"{'; '.join(settings)}: {reason}.")
     if not predicted:

@@ -57,7 +57,7 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
         raise DpscopeError(
             f"--predict {devices}: {error}; give device counts or layouts, such as 8,16 or 2x8"
         ) from error
-    placed = [(one.devices, one.nodes) for one in map(parse_layout, layouts)]
+    placed = [(parsed.devices, parsed.nodes) for parsed in map(parse_layout, layouts)]
     unplaced = [(count, None) for count in counts]
     predicted = predictions(read_epoch_times(path), [*unplaced, *placed])
     if output_format == "json":
@@ -70,7 +70,7 @@ def _json(
     records: Mapping[str, Sequence[NamedTuple]], findings: Sequence[Finding] | None = None
 ) -> str:
     content: dict[str, object] = {
-        name: [one._asdict() for one in rows] for name, rows in records.items()
+        name: [row._asdict() for row in rows] for name, rows in records.items()
     }
     if findings is not None:
         content["findings"] = findings
@@ -91,20 +91,26 @@ def estimate_markdown(report: EstimateReport) -> str:
 
 def estimate_tables(report: EstimateReport) -> list[TextTable]:
     """A row per setting, for each study and run."""
-    by_run = grouped((place(one.study, one.run), one) for one in report.estimates)
+    by_run = grouped(
+        (place(estimate.study, estimate.run), estimate) for estimate in report.estimates
+    )
     tables = []
     for where, estimates in by_run.items():
-        settings = grouped((one.setting, one) for one in estimates)
+        settings = grouped((estimate.setting, estimate) for estimate in estimates)
         tables.append(table_of(where, _OVERVIEW, settings.values()))
     return tables
 
 
 def headline(report: EstimateReport) -> str:
     """The largest speedup that the table shows, or that it shows none."""
-    speedups = [one for one in report.estimates if one.quantity == "speedup" and one.sound]
+    speedups = [
+        estimate
+        for estimate in report.estimates
+        if estimate.quantity == "speedup" and estimate.sound
+    ]
     if not speedups:
         return "No speedup is known: the findings give the reasons."
-    best = max(speedups, key=lambda one: one.value or 0.0)
+    best = max(speedups, key=lambda speedup: speedup.value or 0.0)
     value = best.value or 0.0
     setting = at(
         best.strategy,
@@ -132,9 +138,13 @@ def _estimate(quantity: str, *methods: str, end: str = "value") -> Callable[[_Se
     """
 
     def get(setting: _Setting) -> str:
-        by_name = {(one.quantity, one.method): one for one in setting}
-        one = next(by_name[quantity, method] for method in methods if (quantity, method) in by_name)
-        return significant(getattr(one, end)) + ("*" if one.method == "same_batch_size" else "")
+        by_name = {(estimate.quantity, estimate.method): estimate for estimate in setting}
+        estimate = next(
+            by_name[quantity, method] for method in methods if (quantity, method) in by_name
+        )
+        return significant(getattr(estimate, end)) + (
+            "*" if estimate.method == "same_batch_size" else ""
+        )
 
     return get
 

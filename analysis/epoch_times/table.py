@@ -72,7 +72,7 @@ def read_epoch_times(path: Path) -> EpochTable:
 def _rounding(lines: Sequence[CsvRow], column: str) -> float:
     """Half of the last digit of a column's numbers; rows may have dropped zeros at their end."""
     digits = (line.last_digit(column) for line in lines)
-    return min((one for one in digits if one is not None), default=0.0) / 2
+    return min((digit for digit in digits if digit is not None), default=0.0) / 2
 
 
 def _epoch_time(row: CsvRow) -> EpochTime:

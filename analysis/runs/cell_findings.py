@@ -109,11 +109,11 @@ def input_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Finding]
     attached = [rank.attached for rank in ranks if rank.attached is not None]
     if cell.traits.one_process or len(attached) < 2:
         return
-    checksums = [one.inputs for one in attached]
+    checksums = [script.inputs for script in attached]
     distinct = len(set(checksums))
     trained_on_same = None not in checksums and distinct < len(attached)
     same = f"in the first steps, {len(attached)} processes trained on only {counted(distinct, 'distinct input')}"
-    parts_of_one = any(one.model_parallel for one in attached)
+    parts_of_one = any(script.model_parallel for script in attached)
     if parts_of_one or (trained_on_same and cell.traits.transport == "unknown"):
         yield AttachCode.SAME_INPUTS.finding(
             same if trained_on_same else "parameters are sharded without FSDP",
@@ -157,14 +157,14 @@ def compilation_findings(cell: Cell, ranks: Sequence[RankResult]) -> Iterator[Fi
     compiled = [(rank.rank, rank.compilation) for rank in ranks if rank.compilation is not None]
     if not compiled:
         return
-    rank, fewest = min(compiled, key=lambda one: one[1].graphs)
+    rank, fewest = min(compiled, key=lambda repeat: repeat[1].graphs)
     if fewest.graphs == 0:
         breaks = counted(fewest.breaks, "graph break")
         yield RunCode.NOT_COMPILED.finding(
             f"rank {rank} captured no graph ({breaks}), so the model ran as without --compile",
             about=cell.name,
         )
-    rank, latest = max(compiled, key=lambda one: one[1].late_graphs)
+    rank, latest = max(compiled, key=lambda repeat: repeat[1].late_graphs)
     if latest.late_graphs:
         graphs = counted(latest.graphs, "graph")
         yield RunCode.COMPILED_LATE.finding(

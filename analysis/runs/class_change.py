@@ -301,18 +301,18 @@ def _noises(logs: FloatColumn) -> list[Noise]:
     """Of each class, a row of its repeats."""
     pool = sum(map(spread_of, logs), ALONE)
     noises = [noise_of(repeats, pool) for repeats in logs]
-    return [one for one in noises if one is not None]  # all are: there are two repeats
+    return [noise for noise in noises if noise is not None]  # all are: there are two repeats
 
 
 def _by_chance(difference: float, first: Noise, second: Noise) -> float:
     """How likely means lie so far apart by chance."""
     from scipy.special import stdtr  # here: scipy takes 0.1 s to import
 
-    squares = [one.variance / one.repeats for one in (first, second)]
+    squares = [noise.variance / noise.repeats for noise in (first, second)]
     if sum(squares) == 0:  # repeats that are equal to the last digit leave no doubt
         return float(difference == 0)
     freedom = sum(squares) ** 2 / sum(
-        square**2 / one.freedom for square, one in zip(squares, (first, second), strict=True)
+        square**2 / noise.freedom for square, noise in zip(squares, (first, second), strict=True)
     )
     return 2 * float(stdtr(freedom, -difference / math.sqrt(sum(squares))))
 

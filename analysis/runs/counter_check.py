@@ -69,14 +69,14 @@ def check_counters(
             continue
         expected = sorted(reduction.bytes) if factored else sizes_of[counter.step]
         compared.append(_Compared(counter, reduction, expected, slack_us, sent_share < 1))
-    buckets_equal = all(sorted(one.reduction.bytes) == one.expected_bytes for one in compared)
+    buckets_equal = all(sorted(step.reduction.bytes) == step.expected_bytes for step in compared)
     return CounterCheck(
         rank=rank,
         steps=len(compared),
-        span_ratio=median([one.ratio for one in compared]) if compared else None,
+        span_ratio=median([step.ratio for step in compared]) if compared else None,
         buckets_equal=buckets_equal,
-        spans_agree=_most(one.agrees for one in compared),
-        union_within_span=_most(one.within for one in compared),
+        spans_agree=_most(step.agrees for step in compared),
+        union_within_span=_most(step.within for step in compared),
         not_comparable=_not_comparable(rank, counters, compared, unclear)
         if buckets_equal
         else None,
@@ -98,10 +98,10 @@ def _not_comparable(
     if not compared:
         times = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
         return times if unclear else None
-    if not all(one.cpu_wait_us > one.ddp_us for one in compared):
+    if not all(step.cpu_wait_us > step.ddp_us for step in compared):
         return None
-    waited = show_time(median([one.cpu_wait_us for one in compared]))
-    communicated = show_time(median([one.ddp_us for one in compared]))
+    waited = show_time(median([step.cpu_wait_us for step in compared]))
+    communicated = show_time(median([step.ddp_us for step in compared]))
     longer = f"waited for a core longer ({waited} a step) than DDP communicated ({communicated})"
     return f"rank {rank}'s threads {longer}, so the two spans may differ by as much"
 

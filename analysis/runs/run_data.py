@@ -117,9 +117,9 @@ class RunData:
         if self.no_events:
             raise DpscopeError(self.no_events)
         if self.recorded is None:
-            repeats = {one.repeat for one in self.traces}
+            repeats = {trace.repeat for trace in self.traces}
             return {
-                repeat: [one.path for one in self.traces if one.repeat == repeat]
+                repeat: [trace.path for trace in self.traces if trace.repeat == repeat]
                 for repeat in sorted(repeats)
             }
         repeats = set(job.tables.steps["repeat"].tolist())
@@ -247,14 +247,14 @@ def _with_traces(job: Job, number: int, done: RepeatFolder) -> Job:
         rank.attached,
         rank.units,
     )
-    known = all(one.communication_shown for one in read.summaries)
+    known = all(file.communication_shown for file in read.summaries)
     shown = UNKNOWN_COMMUNICATION.isdisjoint(finding.code for finding in traffic)
     timelines = read.timelines(range(len(read.ranks)))
     return replace(
         job.with_findings(*read.findings, *matching, *traffic),
         tables=replace(tables, samples=job.tables.samples),
         summaries=read.summaries,
-        timelines=tuple((number, one) for one in timelines),
+        timelines=tuple((number, timeline) for timeline in timelines),
         communication_known=known and shown,
     )
 
@@ -287,7 +287,7 @@ def _counter_checks(
     if not (traces := done.counters_traces()):
         return []
     read = read_kept(traces)
-    reduction_ends_us = {one.rank: one.reduction_ends_us for one in read.summaries}
+    reduction_ends_us = {summary.rank: summary.reduction_ends_us for summary in read.summaries}
     return [
         check_counters(
             done.counters(rank.node, rank.rank),
@@ -329,9 +329,11 @@ def traced_repeats(jobs: JobAnalyses, paths: Sequence[Path]) -> RunData:
             )
     files: dict[Path, TraceFile] = {}
     for repeat, analysis in enumerate(jobs.values()):
-        for one in analysis.summaries:
-            path = Path(one.source.removesuffix(f" (rank {one.rank})"))
-            files.setdefault(path, TraceFile(path, one.rank, repeat))  # of several ranks the first
+        for summary in analysis.summaries:
+            path = Path(summary.source.removesuffix(f" (rank {summary.rank})"))
+            files.setdefault(
+                path, TraceFile(path, summary.rank, repeat)
+            )  # of several ranks the first
     return RunData(
         common,
         None,
@@ -354,7 +356,7 @@ def traces_text(run: RunData) -> str:
     files = counted(len(run.traces), data.foreign_format or "trace file")
     processes = counted(data.processes, "process")
     machine = ", batch and machine"
-    if any(one.environment for one in data.summaries):
+    if any(summary.environment for summary in data.summaries):
         machine = " and batch"
     return (
         f"{files} of {processes}, {counted(steps, f'{kind} step')} of each{first}; "
@@ -383,7 +385,7 @@ def repeat_costs(folder: RunFolder) -> dict[str, RepeatCost]:
     for planned in folder.manifest().plan:
         job = planned_job(planned.cell)
         repeats = [with_samples(job, number, done) for number, done in folder.repeats(planned.cell)]
-        if any(one.ranks for one in repeats):
+        if any(repeat.ranks for repeat in repeats):
             cells.append(together([job, *repeats]))
     pool = step_spread(cells)
     return {

@@ -103,10 +103,10 @@ def run_spreads(cells: Sequence[Job]) -> RunSpreads:
     ]
     parts = {}
     for part in PARTS:
-        own = (one for one in timed if one[0].devices > 1 or "exposed" not in part)
+        own = (pair for pair in timed if pair[0].devices > 1 or "exposed" not in part)
         shares = (data.parts_by_repeat[part] / step_us for data, step_us in own)
         parts[part] = sum(
-            (stats.spread_of(one) for one in shares if one.any()),
+            (stats.spread_of(share) for share in shares if share.any()),
             stats.ALONE,
         )
     return RunSpreads(step_spread(cells), parts)

@@ -109,7 +109,7 @@ class _Side:
 
 def kernels_in(file: Path) -> Table:
     """`kernel_work` of the ranks in one file."""
-    return joined([kernel_work(one) for one in read_attributed(file, DEFAULT_LIMITS)])
+    return joined([kernel_work(rank) for rank in read_attributed(file, DEFAULT_LIMITS)])
 
 
 def _step_change(before: _Side, after: _Side) -> StepChange:
@@ -225,8 +225,8 @@ def _unlike(before: _Side, after: _Side) -> Iterator[str]:
 
 def _doubts(classes: Sequence[ClassChange]) -> Iterator[str]:
     """What makes classes uncertain."""
-    unknown_us = sum(one.after_us for one in classes if not one.sizes_known)
-    every_us = sum(one.after_us for one in classes)
+    unknown_us = sum(kernels.after_us for kernels in classes if not kernels.sizes_known)
+    every_us = sum(kernels.after_us for kernels in classes)
     if unknown_us > _LARGE * every_us:
         yield (
             f"the input sizes of kernels with {show_share(unknown_us / every_us)} of the compute time are not recorded "

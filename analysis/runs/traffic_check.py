@@ -65,7 +65,9 @@ def no_trace(cell: Cell, reason: str, rank: RankResult) -> Finding:
     """A repeat of the cell has no trace that can be read."""
     again = "attach to the script again, and let it train until its steps have been traced"
     message = f"{reason}; its communication is not given"
-    if profiles := [one for one in rank.findings if one.code == AttachCode.SCRIPT_PROFILES.code]:
+    if profiles := [
+        finding for finding in rank.findings if finding.code == AttachCode.SCRIPT_PROFILES.code
+    ]:
         message, again = f"{reason}, as the script uses a profiler itself", profiles[0].next_step
     action = MEASURE_AGAIN if rank.attached is None else again
     return TraceCode.TRACE_INCOMPLETE.finding(message, action, about=cell.name)
@@ -100,7 +102,7 @@ _RankStep = tuple[int | None, int | None]
 
 def _rank_steps(table: Table) -> list[_RankStep]:
     """Rank and step of each row."""
-    return [(one["rank"], one["step"]) for one in table.records(("rank", "step"))]
+    return [(record["rank"], record["step"]) for record in table.records(("rank", "step"))]
 
 
 def _moved_bytes(collectives: Table, kind: str) -> dict[_RankStep, float]:

@@ -504,9 +504,9 @@ def _centres(samples: Sequence[Samples], centre: Centre) -> Samples:
     """Of equal lengths in one call of numpy, which takes longer to begin than to find a few
     medians.
     """
-    if samples and all(len(one) == len(samples[0]) for one in samples):
+    if samples and all(len(sample) == len(samples[0]) for sample in samples):
         return np.asarray(centre(np.stack(samples), axis=1))
-    return np.array([centre(one) for one in samples])
+    return np.array([centre(sample) for sample in samples])
 
 
 def _around(value: float | None, half: float | None, count: int) -> Estimate:

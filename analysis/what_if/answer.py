@@ -63,15 +63,15 @@ class RunAnswer:
             "what_if": prediction_table(self),
             "what_if_own_error": error_table(self.own.cells),
         }
-        return {name: one for name, one in tables.items() if one.rows}
+        return {name: table for name, table in tables.items() if table.rows}
 
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
         by_reason: dict[str, list[int]] = {}
-        for _, one in self.predictions:
-            if one.reason is not None:
-                by_reason.setdefault(one.reason, []).append(one.devices)
+        for _, prediction in self.predictions:
+            if prediction.reason is not None:
+                by_reason.setdefault(prediction.reason, []).append(prediction.devices)
         lines = []
         for reason, devices in by_reason.items():
             lines.append(f"No prediction for {_counts(devices)}: {reason}.")
@@ -95,13 +95,15 @@ class RunAnswer:
         The longest step of the band is the lowest efficiency.
         """
         predicted = []
-        for _, one in self.predictions:
-            if one.efficiency is None or not (one.step_us and one.low_us and one.high_us):
+        for _, prediction in self.predictions:
+            if prediction.efficiency is None or not (
+                prediction.step_us and prediction.low_us and prediction.high_us
+            ):
                 continue
-            alone_us = one.efficiency * one.step_us
-            lowest = alone_us / one.high_us
-            highest = alone_us / one.low_us
-            predicted.append((one.devices, one.efficiency, lowest, highest))
+            alone_us = prediction.efficiency * prediction.step_us
+            lowest = alone_us / prediction.high_us
+            highest = alone_us / prediction.low_us
+            predicted.append((prediction.devices, prediction.efficiency, lowest, highest))
         return Efficiencies(sorted(predicted), self.measured_efficiencies)
 
     @property
@@ -114,11 +116,11 @@ class RunAnswer:
         if alone_us is None:
             return []
         variant = cell.variant if cell is not None else ""
-        alike = [one for one in self.own.cells if one.variant == variant]
+        alike = [cell_error for cell_error in self.own.cells if cell_error.variant == variant]
         steps_us = {}
-        for one in alike:
-            if one.prediction.batch_size == base.batch_size:
-                steps_us[one.prediction.devices] = one.measured_us
+        for row in alike:
+            if row.prediction.batch_size == base.batch_size:
+                steps_us[row.prediction.devices] = row.measured_us
         steps_us[base.devices] = base.step_us
         efficiencies = []
         for devices, step_us in steps_us.items():
@@ -179,7 +181,7 @@ def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
         return None
     counts = [times * question.base.devices for times in _TIMES_AS_MANY]
     return run_answer(
-        question, own, [({"devices": str(one)}, Scenario(devices=one)) for one in counts]
+        question, own, [({"devices": str(count)}, Scenario(devices=count)) for count in counts]
     )
 
 
@@ -200,7 +202,7 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     """The predictions that have a number, with a column for each option that varies; notes hold why
     others have none, and the basis.
     """
-    rows = [one for one in answer.predictions if one.prediction.reason is None]
+    rows = [prediction for prediction in answer.predictions if prediction.prediction.reason is None]
     options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
@@ -224,9 +226,9 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         ),
     ]
     basis: dict[str, list[int]] = {}
-    for _, one in rows:
-        for clause in (one.rests_on or "").split("; "):
-            basis.setdefault(clause, []).append(one.devices)
+    for _, prediction in rows:
+        for clause in (prediction.rests_on or "").split("; "):
+            basis.setdefault(clause, []).append(prediction.devices)
     notes = [
         *answer.refusals,
         *facts(answer),
@@ -258,13 +260,15 @@ def error_table(cells: Sequence[CellError]) -> TextTable:
         Field("predicted", "prediction.step_us", _SHORT_MS, _REPLAYED),
         Field(
             "error [%]",
-            lambda one: _off(one.prediction.step_us, one),
+            lambda judged: _off(judged.prediction.step_us, judged),
             meaning="Predicted over measured, minus 1",
         ),
-        Field("nothing changes [%]", lambda one: _off(one.same_us, one), meaning=_SAME),
+        Field("nothing changes [%]", lambda judged: _off(judged.same_us, judged), meaning=_SAME),
     )
     reasons = (
-        f"{one.cell}: {one.prediction.reason}" for one in cells if one.prediction.reason is not None
+        f"{cell.cell}: {cell.prediction.reason}"
+        for cell in cells
+        if cell.prediction.reason is not None
     )
     return table_of(
         "Predictions of this run's measured cells", fields, cells, dict.fromkeys(reasons)
@@ -281,7 +285,7 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
 def layout(answer: RunAnswer) -> str | None:
     """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
     base = answer.question.base
-    most = max(one.devices for _, one in answer.predictions)
+    most = max(prediction.devices for _, prediction in answer.predictions)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
     if most <= base.devices or any("per_node" in words for words, _ in answer.predictions):
@@ -295,7 +299,7 @@ def layout(answer: RunAnswer) -> str | None:
 def facts(answer: RunAnswer) -> list[str]:
     """The layout, the base, its replay, the method's error, and what is not known."""
     base = answer.question.base
-    replayed_us = fmean(one.step_us for one in base.profiles)
+    replayed_us = fmean(profile.step_us for profile in base.profiles)
     error = max(100 * abs(replay_error(base)), 0.01)
     every = counted(len(base.every), "traced step")
     replayed_count = len(base.profiles)
@@ -306,8 +310,11 @@ def facts(answer: RunAnswer) -> list[str]:
         answer.base_line,
         layout(answer),
         f"Replay: reproduces {replayed}, within {error:.2f}%.",
-        *(f"{one.message}." for one in wrong_results(answer.question.costs.calibration)),
+        *(
+            f"{wrong_result.message}."
+            for wrong_result in wrong_results(answer.question.costs.calibration)
+        ),
         answer.own.sentence,
-        *(f"Not known: {one}." for one in base.lacks),
+        *(f"Not known: {lack}." for lack in base.lacks),
     ]
     return [line for line in lines if line is not None]

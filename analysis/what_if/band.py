@@ -41,8 +41,8 @@ def replay_parts(
         """How much longer the step is with costs that are so much dearer, in logarithms."""
         factor = math.exp(by)
         dearer = conditions._replace(
-            latency_us=tuple(factor * one for one in conditions.latency_us),
-            transfer_us=tuple(factor * one for one in conditions.transfer_us),
+            latency_us=tuple(factor * latency_us for latency_us in conditions.latency_us),
+            transfer_us=tuple(factor * transfer_us for transfer_us in conditions.transfer_us),
         )
         return longer_us(dearer)
 
@@ -54,7 +54,9 @@ def replay_parts(
 
     by_costs = [longer_by_costs(by) for by in (-inputs.below, inputs.above) if by]
     gammas = (base.contention.low, base.contention.high)
-    by_gamma = [longer_by_gamma(one) for one in gammas if one != conditions.gamma]
+    by_gamma = [
+        longer_by_gamma(other_gamma) for other_gamma in gammas if other_gamma != conditions.gamma
+    ]
     return {
         "costs": _in_logarithms(by_costs, step_us),
         "contention": _in_logarithms(by_gamma, step_us),

@@ -50,7 +50,7 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     # computing loses 1 - 1/ratio of hidden communication's time
     ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
     gamma, low, high = (
-        max(0.0, 1 - 1 / max(one, 1e-3)) for one in (ratio, bounds.low, bounds.high)
+        max(0.0, 1 - 1 / max(slowdown, 1e-3)) for slowdown in (ratio, bounds.low, bounds.high)
     )
     interval = f"{beside(bounds.low)} to {beside(bounds.high)}, measured"
     return Contention(
@@ -75,7 +75,7 @@ def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
         found.append(
             "how much collectives slow computing, as no comparable compute ran both with and without them; assumed: not at all"
         )
-    if any(one.servers > 1 for one in job.profiles):
+    if any(profile.servers > 1 for profile in job.profiles):
         found.append(
             "how much two collectives in flight slow each other; assumed: they share the link"
         )
@@ -116,11 +116,13 @@ def base_of_loaded(
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
     alike_cells = [
-        one for one in run.measured if one.cell.strategy == cell.strategy and not one.no_scaling
+        row for row in run.measured if row.cell.strategy == cell.strategy and not row.no_scaling
     ]
-    tensors = [one.bytes for one in data.ranks[0][1].model.parameter_tensors]
+    tensors = [tensor.bytes for tensor in data.ranks[0][1].model.parameter_tensors]
     repeats = np.unique(data.tables.steps["repeat"]).tolist()  # of which there are traces
-    job = _joined([run_profile(run.folder.repeat(cell, one).traces(), tensors) for one in repeats])
+    job = _joined(
+        [run_profile(run.folder.repeat(cell, repeat).traces(), tensors) for repeat in repeats]
+    )
     ledger = run.spreads.ledger(data)
     if ledger is not None:
         single = single_device_baselines(run, cell).get(cell.batch_size)
@@ -135,7 +137,7 @@ def base_of_loaded(
         devices=cell.devices,
         per_node=devices_per_node(data),
         step_us=step_us,
-        spread=repeats_band([float(np.median(one)) for one in data.step_samples()]),
+        spread=repeats_band([float(np.median(step_sample)) for step_sample in data.step_samples()]),
         exposed_us=_exposed_us(ledger),
         batch_size=cell.batch_size,
         single_us=single_steps_us(run, data),
@@ -144,7 +146,7 @@ def base_of_loaded(
         accumulate=cell.options.accumulate,
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        largest=max(one.cell.devices for one in alike_cells),
+        largest=max(alike_cell.cell.devices for alike_cell in alike_cells),
         contention=contention,
         lacks=(*job.lacks, *assumed(contention, job)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
@@ -178,7 +180,7 @@ def base_of_traces(
     analysis = analyze_traces(files, limits)
     ledger = analysis.ledger
     contention = contention_of_ledger(ledger)
-    steps_us = [one.step_us for one in job.profiles]
+    steps_us = [traced.step_us for traced in job.profiles]
     lacks = (*job.lacks, "the untraced step; all times are with the profiler on")
     lacks += () if batch_size else ("the batch; to predict others, give --base-batch-size",)
     base = Base(
@@ -201,7 +203,7 @@ def base_of_traces(
         contention=contention,
         lacks=(*lacks, *assumed(contention, job)),
     )
-    bounded = any(one.bounded for profile in base.profiles for one in profile.buckets)
+    bounded = any(bucket.bounded for profile in base.profiles for bucket in profile.buckets)
     costs = Costs(
         place=base.place,
         transfers=_traced(job),
@@ -216,15 +218,15 @@ def _chosen(run: RunData, name: str | None) -> Job:
     """
     if name is not None:
         return _named(run, name)
-    usable = [one for one in run.measured if not _why_no_base(one)]
+    usable = [row for row in run.measured if not _why_no_base(row)]
     if not usable:
-        reasons = dict.fromkeys(_why_no_base(one) for one in run.measured)
+        reasons = dict.fromkeys(_why_no_base(row) for row in run.measured)
         raise DpscopeError(
             f"{run.path} has no traced DDP cell of several devices, which a base must be "
             f"({'; '.join(reasons)}); measure one"
         )
-    plain = [one for one in usable if not one.cell.variant] or usable
-    return max(plain, key=lambda one: (one.cell.devices, one.cell.batch_size))
+    plain = [row for row in usable if not row.cell.variant] or usable
+    return max(plain, key=lambda row: (row.cell.devices, row.cell.batch_size))
 
 
 def _why_no_base(data: Job) -> str:
@@ -239,7 +241,7 @@ def _why_no_base(data: Job) -> str:
 def _named(run: RunData, name: str) -> Job:
     cell = run.cells.get(name)
     if cell is None or not cell.measured:
-        measured = [one.cell.name for one in run.measured]
+        measured = [row.cell.name for row in run.measured]
         raise DpscopeError(
             f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}"
         )
@@ -253,9 +255,9 @@ def _named(run: RunData, name: str) -> Job:
 def _joined(jobs: Sequence[JobProfile]) -> JobProfile:
     """The repeats of a cell as one job; the steps of each repeat keep distinct numbers."""
     profiles = [
-        replace(one, step=None if one.step is None else one.step + 1_000_000 * index)
+        replace(traced, step=None if traced.step is None else traced.step + 1_000_000 * index)
         for index, job in enumerate(jobs)
-        for one in job.profiles
+        for traced in job.profiles
     ]
     return replace(
         jobs[0], profiles=tuple(profiles), kinds=frozenset().union(*(job.kinds for job in jobs))
@@ -273,13 +275,13 @@ def single_steps_us(run: RunData, data: Job) -> dict[int, float]:
     Where there are some, those with as many micro-batches as the base; else those with one.
     """
     alike = shared_options(data.cell.options)
-    singles = [one for one in run.measured if one.cell.traits.baseline and one.step_samples()]
+    singles = [row for row in run.measured if row.cell.traits.baseline and row.step_samples()]
     return {
-        one.cell.batch_size: step_us
+        single.cell.batch_size: step_us
         for options in (msgspec.structs.replace(alike, accumulate=1), alike)
-        for one in singles
-        if one.cell.options == options
-        and (step_us := pooled_median(one.step_samples())) is not None
+        for single in singles
+        if single.cell.options == options
+        and (step_us := pooled_median(single.step_samples())) is not None
     }
 
 
@@ -316,7 +318,7 @@ def _traced(job: JobProfile) -> dict[tuple[str, float], float]:
 def _as_untraced(base: Base) -> Base:
     """With the trace's own time scaled so that the replay takes as long as the untraced step: the
     tracer lengthens what the host does, which on a CPU is all there is."""
-    on_device = any(one.on_device for one in base.profiles)
+    on_device = any(profile.on_device for profile in base.profiles)
 
     def scaled(factor: float) -> Base:
         return replace(base, traced=Scale(host=factor) if on_device else Scale(busy=factor))
@@ -325,7 +327,10 @@ def _as_untraced(base: Base) -> Base:
         of_factor = scaled(factor)
         return float(
             np.mean(
-                [of_factor.replayed(one, base.contention.gamma).step_us for one in base.profiles]
+                [
+                    of_factor.replayed(profile, base.contention.gamma).step_us
+                    for profile in base.profiles
+                ]
             )
         )
 

@@ -45,7 +45,7 @@ class CellErrors:
 
     @property
     def known(self) -> list[CellError]:
-        return [one for one in self.cells if one.error is not None]
+        return [cell for cell in self.cells if cell.error is not None]
 
     @property
     def half_band(self) -> float | None:
@@ -55,7 +55,7 @@ class CellErrors:
         if not self.known:
             return None
         squares = _ASSUMED_CELLS * (ASSUMED_ERROR / NINE_OF_TEN) ** 2
-        squares += sum(math.log1p(one.error or 0.0) ** 2 for one in self.known)
+        squares += sum(math.log1p(judged.error or 0.0) ** 2 for judged in self.known)
         return NINE_OF_TEN * math.sqrt(squares / (_ASSUMED_CELLS + len(self.known)))
 
     @property
@@ -65,9 +65,9 @@ class CellErrors:
             return (
                 f"Error: {ASSUMED_ERROR:.0%} assumed; no other cell of this run tests the method."
             )
-        if not (errors := [abs(one.error or 0.0) for one in self.known]):
+        if not (errors := [abs(judged.error or 0.0) for judged in self.known]):
             return f"Error: {ASSUMED_ERROR:.0%} assumed; none of {counted(len(self.cells), 'other cell')} could be predicted."
-        same = [abs(one.same_us / one.measured_us - 1) for one in self.known]
+        same = [abs(judged.same_us / judged.measured_us - 1) for judged in self.known]
         return (
             f"Error on {counted(len(errors), 'other cell')} of this run: median {median(errors):.1%}, worst {max(errors):.1%}, "
             f"included in the bands. Assuming that nothing changes: median {median(same):.1%}."
@@ -88,12 +88,14 @@ def errors_of_cells(question: Question, run: RunData) -> CellErrors:
     """
     assert question.cell is not None
     options, strategy = _unvaried(question.cell.cell.options), question.cell.cell.strategy
-    alike = [one for one in run.measured if one.cell.strategy == strategy and not one.no_scaling]
-    several = [one for one in alike if one.cell.devices > 1]
+    alike = [
+        cell for cell in run.measured if cell.cell.strategy == strategy and not cell.no_scaling
+    ]
+    several = [cell for cell in alike if cell.cell.devices > 1]
     others = [
-        one
-        for one in several
-        if one.cell.name != question.base.name and _unvaried(one.cell.options) == options
+        cell
+        for cell in several
+        if cell.cell.name != question.base.name and _unvaried(cell.cell.options) == options
     ]
     return CellErrors(tuple(_cell_error(question, data) for data in others if data.step_samples()))
 

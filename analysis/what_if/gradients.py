@@ -98,7 +98,7 @@ def spread_evenly(ends: Floats) -> Floats:
 def _named(events: EventTable, name: str) -> Ints:
     """Rows of an operator, in order of start."""
     rows = np.flatnonzero(
-        events.named(lambda one: one == name) & events.is_category(Category.CPU_OP)
+        events.named(lambda event_name: event_name == name) & events.is_category(Category.CPU_OP)
     )
     return rows[np.argsort(events.start_us[rows], kind="stable")]
 
@@ -110,7 +110,7 @@ def _recorded(events: EventTable, nodes: Ints) -> Floats | None:
     if (places >= len(inner)).any():
         return None
     args = [events.communication.get(row, _NO_ARGS) for row in inner[places].tolist()]
-    sizes = [(one.input_elements, element_bytes(one.dtype)) for one in args]
+    sizes = [(arg.input_elements, element_bytes(arg.dtype)) for arg in args]
     known = [
         elements * size for elements, size in sizes if elements is not None and size is not None
     ]

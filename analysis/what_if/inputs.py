@@ -88,30 +88,32 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     """What to replay a profile under; raises Missing."""
     buckets = _buckets(base, profile, setting)
     each = _bucket_costs(base, profile, setting, costs, buckets.sizes)
-    others = [(one, _other_us(base, one, setting, costs)) for one in profile.others]
+    others = [
+        (operation, _other_us(base, operation, setting, costs)) for operation in profile.others
+    ]
     conditions = Conditions(
         bucket_ends=buckets.ends,
-        latency_us=tuple(one.latency_us for one in each),
-        transfer_us=tuple(one.transfer_us for one in each),
+        latency_us=tuple(cost.latency_us for cost in each),
+        transfer_us=tuple(cost.transfer_us for cost in each),
         late_us=_late_us(base, buckets.late_us, setting.place),
         lag_us=buckets.lag_us,
-        other_us=tuple(one.cost_us if us is None else us for one, us in others),
+        other_us=tuple(operation.cost_us if us is None else us for operation, us in others),
         passes=setting.accumulate // base.accumulate,
         gamma=base.contention.gamma,
     )
-    total = max(sum(one.total_us for one in each), 1e-9)
+    total = max(sum(cost.total_us for cost in each), 1e-9)
     return Inputs(
         prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
-        below=sum(one.below * one.total_us for one in each) / total,
-        above=sum(one.above * one.total_us for one in each) / total,
-        basis=(*dict.fromkeys(one.words for one in each), *_as_measured(others, setting.place)),
+        below=sum(cost.below * cost.total_us for cost in each) / total,
+        above=sum(cost.above * cost.total_us for cost in each) / total,
+        basis=(*dict.fromkeys(cost.words for cost in each), *_as_measured(others, setting.place)),
     )
 
 
 def _as_measured(others: Sequence[tuple[OtherCollective, float | None]], place: Place) -> list[str]:
     """The basis of collectives whose cost in the scenario is not known."""
-    kinds = sorted({one.kind for one, us in others if us is None})
+    kinds = sorted({operation.kind for operation, us in others if us is None})
     if not kinds or place.devices == 1:
         return []
     return [f"{' and '.join(kinds)} as measured: what they cost there is not known"]
@@ -157,12 +159,12 @@ def _buckets(base: Base, profile: StepProfile, setting: Setting) -> _Buckets:
         if bucketing != base.bucketing:
             ends = tuple(bucket_ends(model.tolist(), bucketing))
         sent = HOOK_FACTORS[hook] * (model.sum() / gradients.total_bytes)
-        lag_us = between_buckets(profile, ends, [one.lag_us for one in profile.buckets])
+        lag_us = between_buckets(profile, ends, [bucket.lag_us for bucket in profile.buckets])
         return _Buckets(
             ends=ends,
             sizes=[size * sent for size in bucket_bytes(gradients, ends)],
             lag_us=tuple(lag_us.tolist()),
-            late_us=between_buckets(profile, ends, [one.late_us for one in profile.buckets]),
+            late_us=between_buckets(profile, ends, [bucket.late_us for bucket in profile.buckets]),
         )
 
     return base.once((id(profile), bucketing, hook), cut)
@@ -182,18 +184,18 @@ def _as_in_the_run(
     What the base's collectives took over what the same source gives for them is carried on: common
     errors cancel.
     """
-    times = [one.cost_us for one in profile.buckets]
-    measured = [one.bytes for one in profile.buckets]
+    times = [bucket.cost_us for bucket in profile.buckets]
+    measured = [bucket.bytes for bucket in profile.buckets]
     same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
     if same_buckets and place == base.place:
-        return [one.measured_as(time) for time, one in zip(times, modelled, strict=True)]
+        return [cost.measured_as(time) for time, cost in zip(times, modelled, strict=True)]
     try:
         model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
     except Missing:
         model_us = 0.0
     ratio = sum(times) / model_us if model_us > 0 else 1.0
     factor = ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0
-    return [one.times(factor) for one in modelled]
+    return [cost.times(factor) for cost in modelled]
 
 
 def _late_us(base: Base, late_us: Floats, place: Place) -> tuple[float, ...]:
@@ -204,20 +206,22 @@ def _late_us(base: Base, late_us: Floats, place: Place) -> tuple[float, ...]:
     return tuple(np.maximum(0.0, late_us + later_us).tolist())
 
 
-def _other_us(base: Base, one: OtherCollective, setting: Setting, costs: Costs) -> float | None:
+def _other_us(
+    base: Base, operation: OtherCollective, setting: Setting, costs: Costs
+) -> float | None:
     """A broadcast of buffers, for example: as modelled at the new place over as modelled at the
     old; None if unknown.
     """
     if setting.place.devices == 1:
         return 0.0
-    if one.bytes is None:
+    if operation.bytes is None:
         return None
     try:
-        now_us = costs.cost(one.kind, one.bytes, setting.place, setting.links).total_us
-        before_us = costs.cost(one.kind, one.bytes, base.place).total_us
+        now_us = costs.cost(operation.kind, operation.bytes, setting.place, setting.links).total_us
+        before_us = costs.cost(operation.kind, operation.bytes, base.place).total_us
     except Missing:
         return None
-    return one.cost_us * now_us / before_us if before_us > 0 else None
+    return operation.cost_us * now_us / before_us if before_us > 0 else None
 
 
 def scale_of(base: Base, setting: Setting) -> Scale:
@@ -249,7 +253,7 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     if before_us is None:
         return wanted / measured
     # such as the optimizer
-    fixed = [one.works.busy_us[~one.works.by_samples].sum() for one in base.profiles]
+    fixed = [profile.works.busy_us[~profile.works.by_samples].sum() for profile in base.profiles]
     fixed_us, after_us = base.traced.busy * float(np.mean(fixed)), _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
         raise Missing(
@@ -266,7 +270,7 @@ def _single_us(base: Base, batch: int) -> float | None:
     batches = sorted(base.single_us)
     if len(batches) < 2 or not batches[0] / BATCH_REACH <= batch <= batches[-1] * BATCH_REACH:
         return None
-    steps_us = [base.single_us[one] for one in batches]
+    steps_us = [base.single_us[size] for size in batches]
     if batches[0] <= batch <= batches[-1]:
         return float(np.interp(batch, batches, steps_us))
     pair = slice(0, 2) if batch < batches[0] else slice(-2, None)

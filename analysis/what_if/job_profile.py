@@ -56,12 +56,12 @@ def job_profile(
         read += held
         holders += [path] * len(held)
     found = find_jobs(
-        [trace_identity(one) for one in read],
+        [trace_identity(rank) for rank in read],
         holders,
     )
     require_one_job(found.jobs, paths, "a prediction")
     attributions = [read[index] for index in found.jobs[""]]
-    tables = [_with_times(one) for one in attributions]
+    tables = [_with_times(timed) for timed in attributions]
     trace_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     matched = _matched(attributions, joined(tables), trace_of_row)
     profiles = [
@@ -82,7 +82,9 @@ def job_profile(
 
 def _devices(attributions: Sequence[Attribution], matched: Table) -> int | None:
     """The world size that a trace states, else the size of the largest group."""
-    stated = [one.trace.world_size for one in attributions if one.trace.world_size]
+    stated = [
+        attribution.trace.world_size for attribution in attributions if attribution.trace.world_size
+    ]
     if stated or not len(matched):
         return stated[0] if stated else None
     sizes = matched["group_size"][matched.known("group_size")]
@@ -95,7 +97,7 @@ def _lacks(profiles: Sequence[StepProfile], devices: int | None, ranks: int) -> 
         yield "the number of devices; give --base-devices"
     elif devices > ranks:
         yield f"{devices - ranks} of {counted(devices, 'rank')}; transfers are upper bounds that include waiting"
-    if any(one.buckets and one.gradients.known == INTERPOLATED for one in profiles):
+    if any(profile.buckets and profile.gradients.known == INTERPOLATED for profile in profiles):
         yield "sizes of gradients (record_shapes=True records them); assumed: spread evenly within each bucket"
 
 
@@ -141,12 +143,12 @@ def _matched(attributions: Sequence[Attribution], table: Table, trace_of_row: np
     """All ranks' collectives with what the others show of each: waiting, transfer, size of the
     group.
     """
-    traces = [one.trace for one in attributions]
+    traces = [attribution.trace for attribution in attributions]
     origins = [
-        RankOrigin(one.rank if one.rank is not None else -1, one.zero_ns, one.host)
-        for one in traces
+        RankOrigin(trace.rank if trace.rank is not None else -1, trace.zero_ns, trace.host)
+        for trace in traces
     ]
-    windows = windows_of([trace_identity(one) for one in attributions])
+    windows = windows_of([trace_identity(attribution) for attribution in attributions])
     return match_windows(table, trace_of_row, windows, origins).rows
 
 

@@ -63,11 +63,11 @@ def lateness(profiles: Sequence[StepProfile]) -> Lateness:
     """Of a job's profiles: the arrival at the first bucket, by rank and step; steps that not every
     rank shows are left out.
     """
-    ranks = sorted({one.rank for one in profiles if one.rank is not None})
+    ranks = sorted({profile.rank for profile in profiles if profile.rank is not None})
     arrivals: dict[object, dict[int, float]] = {}
-    for one in profiles:
-        if one.buckets and one.rank is not None and not one.buckets[0].bounded:
-            arrivals.setdefault(one.step, {})[one.rank] = -one.buckets[0].late_us
+    for profile in profiles:
+        if profile.buckets and profile.rank is not None and not profile.buckets[0].bounded:
+            arrivals.setdefault(profile.step, {})[profile.rank] = -profile.buckets[0].late_us
     whole = [of_step for of_step in arrivals.values() if len(of_step) == len(ranks)]
     if len(ranks) < 2 or not whole:
         return Lateness()
@@ -92,9 +92,10 @@ def normal_maximum(ranks: int) -> float:
 
 def on_time(profiles: Sequence[StepProfile], rank: int) -> tuple[StepProfile, ...]:
     """The profiles of the other ranks, as if `rank` had never arrived after the last of them."""
-    others = [one for one in profiles if one.rank != rank]
+    others = [profile for profile in profiles if profile.rank != rank]
     return tuple(
-        _waiting_for(one, [other for other in others if other.step == one.step]) for one in others
+        _waiting_for(bucket, [other for other in others if other.step == bucket.step])
+        for bucket in others
     )
 
 
@@ -102,12 +103,12 @@ def _waiting_for(profile: StepProfile, ranks: Sequence[StepProfile]) -> StepProf
     """A profile whose buckets wait for the last of these ranks alone, all of one step; itself among
     them.
     """
-    alike = [one for one in ranks if len(one.buckets) == len(profile.buckets)]
+    alike = [rank for rank in ranks if len(rank.buckets) == len(profile.buckets)]
     spared = [
-        min(one.buckets[place].late_us for one in alike) for place in range(len(profile.buckets))
+        min(step.buckets[place].late_us for step in alike) for place in range(len(profile.buckets))
     ]
     buckets = (
-        replace(one, late_us=one.late_us - us)
-        for one, us in zip(profile.buckets, spared, strict=True)
+        replace(bucket, late_us=bucket.late_us - us)
+        for bucket, us in zip(profile.buckets, spared, strict=True)
     )
     return replace(profile, buckets=tuple(buckets))

@@ -107,7 +107,7 @@ def _host_share(base: Base) -> float:
         launched_us = Replay(prepared, silent(profile)).step_us
         return (launched_us - prepared.length_us) / profile.step_us
 
-    return base.once("host share", lambda: max(share(one) for one in base.profiles))
+    return base.once("host share", lambda: max(share(sampled) for sampled in base.profiles))
 
 
 def _base_refusal(base: Base) -> str | None:
@@ -133,10 +133,10 @@ def _base_refusal(base: Base) -> str | None:
 
 def _bucket_refusal(base: Base) -> str | None:
     """Why the base's buckets are not understood."""
-    buckets = [one for profile in base.profiles for one in profile.buckets]
+    buckets = [bucket for profile in base.profiles for bucket in profile.buckets]
     if not buckets:
         return "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
-    if any(math.isnan(one.bytes) for one in buckets):
+    if any(math.isnan(bucket.bytes) for bucket in buckets):
         return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True"
     if base.hook not in HOOK_FACTORS:
         return f"the base's hook {base.hook} is not modelled: choose a cell without it as the base"
@@ -151,8 +151,8 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     longer late.
     """
     if rank is None:
-        return [(one, one) for one in base.profiles]
-    ranks = sorted({one.rank for one in base.every if one.rank is not None})
+        return [(profile, profile) for profile in base.profiles]
+    ranks = sorted({recorded.rank for recorded in base.every if recorded.rank is not None})
     if rank not in ranks or len(ranks) < 2:
         shown = ", ".join(map(str, ranks)) or "none"
         raise Missing(
@@ -160,7 +160,7 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
         )
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
-        others = [one for one in base.every if one.rank != rank]
+        others = [profile for profile in base.every if profile.rank != rank]
         spared = on_time(base.every, rank)
         both = list(zip(others, spared, strict=True))
         # A rank is late in some steps and not in others, so that a few typical ones would not do.
@@ -203,13 +203,13 @@ def _joined(
 ) -> Prediction:
     """The mean over the profiles, with its band."""
     devices = unanswered.devices
-    step_us = fmean(one.step_us for one in changes)
+    step_us = fmean(change.step_us for change in changes)
 
     alone_us, alone_basis = _one_device(base, setting, costs)
     if devices == 1 and alone_us is not None:
         step_us = alone_us
-    exposed_share = max(one.exposed_us / one.step_us for one in changes)
-    unsure = [one.unsure for one in changes]
+    exposed_share = max(change.exposed_us / change.step_us for change in changes)
+    unsure = [change.unsure for change in changes]
     below, above = half_band(base, setting, unsure, exposed_share, devices / base.largest)
 
     basis = [alone_basis] if devices == 1 else list(changes[0].basis)
@@ -224,7 +224,7 @@ def _joined(
         step_us=step_us,
         low_us=step_us * math.exp(-below),
         high_us=step_us * math.exp(above),
-        exposed_us=0.0 if devices == 1 else fmean(one.exposed_us for one in changes),
+        exposed_us=0.0 if devices == 1 else fmean(change.exposed_us for change in changes),
         efficiency=efficiency,
         rests_on="; ".join(basis) or f"the replay of {base.name}",
     )
@@ -233,7 +233,7 @@ def _joined(
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:
     """t_1 of the setting's batch, and its basis: the replay without other devices, scaled to t_1 as
     measured at that batch, else at the base's, where known."""
-    measured = [one for one in (setting.batch_size, base.batch_size) if one in base.single_us]
+    measured = [size for size in (setting.batch_size, base.batch_size) if size in base.single_us]
     try:
         alone_us = _alone_us(base, setting, costs)
         if not measured:
@@ -256,7 +256,9 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     alone = setting._replace(place=Place(1, 1), on_time=None)
 
     def mean_us() -> float:
-        return fmean(_replayed(base, one, one, alone, costs).step_us for one in base.profiles)
+        return fmean(
+            _replayed(base, profile, profile, alone, costs).step_us for profile in base.profiles
+        )
 
     return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
 

@@ -153,7 +153,7 @@ class Prepared:
         after = self.profile.gradients.after.tolist()
         last = len(self._ahead_us)
         buckets = _places([after[end] for end in bucket_ends])
-        others = _places([one.after for one in self.profile.others])
+        others = _places([operation.after for operation in self.profile.others])
         waits = self._waits - {last}
         cuts = sorted({0, *buckets, *others, *self._needs, *waits})
         return [
@@ -312,10 +312,10 @@ def measured_conditions(profile: StepProfile, gamma: float = 0.0) -> Conditions:
         bucket_ends=profile.bucket_ends,
         # the cost of a measured bucket is not split: all of it is transfer
         latency_us=(0.0,) * len(buckets),
-        transfer_us=tuple(one.cost_us for one in buckets),
-        late_us=tuple(one.late_us for one in buckets),
-        lag_us=tuple(one.lag_us for one in buckets),
-        other_us=tuple(one.cost_us for one in profile.others),
+        transfer_us=tuple(bucket.cost_us for bucket in buckets),
+        late_us=tuple(bucket.late_us for bucket in buckets),
+        lag_us=tuple(bucket.lag_us for bucket in buckets),
+        other_us=tuple(operation.cost_us for operation in profile.others),
         gamma=gamma,
     )
 

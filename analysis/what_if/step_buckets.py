@@ -72,7 +72,7 @@ def measured_buckets(rows: Table, began_us: float, gradients_us: Floats) -> list
     ready, wait = np.fmin(rows["ready_us"], begin), rows.real("wait_us")
     bounded = np.isnan(wait)
     moving = np.minimum(begin + np.where(bounded, 0.0, wait), end)
-    times = (one - began_us for one in (ready, begin, end))
+    times = (absolute_us - began_us for absolute_us in (ready, begin, end))
     lag = np.maximum(0.0, ready - began_us - gradients_us)
     columns = (
         rows.real("bytes"),
@@ -83,7 +83,8 @@ def measured_buckets(rows: Table, began_us: float, gradients_us: Floats) -> list
         lag,
     )
     return [
-        MeasuredBucket(*one) for one in zip(*(column.tolist() for column in columns), strict=True)
+        MeasuredBucket(*values)
+        for values in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 
@@ -108,12 +109,12 @@ def gaps(measured: Sequence[MeasuredBucket]) -> tuple[float, float]:
     free: list[float] = []
     queued: list[float] = []
     before = -math.inf
-    for one in measured:
-        if one.ready_us >= before:
-            free.append(one.start_us - one.ready_us)
+    for bucket in measured:
+        if bucket.ready_us >= before:
+            free.append(bucket.start_us - bucket.ready_us)
         else:
-            queued.append(one.start_us - before)
-        before = max(before, one.end_us)
+            queued.append(bucket.start_us - before)
+        before = max(before, bucket.end_us)
     return _usual_gap(free), _usual_gap(queued)
 
 
@@ -127,14 +128,16 @@ def as_replayed(
     """The buckets with costs at which a replay ends each as nearly as it can where it was measured
     to end.
     """
-    ready = [one.ready_us + start_gap_us + one.late_us for one in measured]
-    wanted = [one.end_us for one in measured]
+    ready = [bucket.ready_us + start_gap_us + bucket.late_us for bucket in measured]
+    wanted = [bucket.end_us for bucket in measured]
     costs = (
         _in_parallel(measured, ready, wanted, servers)
         if servers > 1
         else _in_a_row(ready, wanted, turn_us)
     )
-    return tuple(replace(one, cost_us=cost) for one, cost in zip(measured, costs, strict=True))
+    return tuple(
+        replace(bucket, cost_us=cost) for bucket, cost in zip(measured, costs, strict=True)
+    )
 
 
 def _in_a_row(ready: Sequence[float], wanted: Sequence[float], turn_us: float) -> list[float]:
@@ -155,7 +158,7 @@ def _in_parallel(
     """The cost of one moves the ends of those in flight with it, so costs are corrected iteratively
     by what the replay misses.
     """
-    costs = np.array([one.cost_us for one in measured])
+    costs = np.array([bucket.cost_us for bucket in measured])
     best, least = costs, math.inf
     for _ in range(_CORRECTIONS):
         _, ends = run_collectives(ready, [0.0] * len(ready), costs.tolist(), servers)

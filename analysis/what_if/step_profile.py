@@ -126,8 +126,8 @@ TYPICAL = 3  # profiles that a prediction is the mean of
 
 def typical(profiles: Sequence[StepProfile]) -> tuple[StepProfile, ...]:
     """The profiles whose steps are nearest to the median."""
-    middle = float(np.median([one.step_us for one in profiles]))
-    return tuple(sorted(profiles, key=lambda one: abs(one.step_us - middle))[:TYPICAL])
+    middle = float(np.median([profile.step_us for profile in profiles]))
+    return tuple(sorted(profiles, key=lambda profile: abs(profile.step_us - middle))[:TYPICAL])
 
 
 FIRST_MIB, USUAL_MIB = 1.0, 25.0
@@ -183,7 +183,7 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
     Sizes that are interpolated between the measured buckets can only be held to their limits: every
     bucket but the last reaches its own.
     """
-    measured = [round(one.bytes) for one in profile.buckets]
+    measured = [round(bucket.bytes) for bucket in profile.buckets]
     if profile.gradients.known == INTERPOLATED:
         limits = [bucketing.limits_bytes[min(index, 1)] * factor for index in range(len(measured))]
         short = [

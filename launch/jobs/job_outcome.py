@@ -256,7 +256,7 @@ def _first_failure(
         return aborted
     for note in causes or notes:
         return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
-    for rank, status in sorted(exits.items(), key=lambda one: _likely_consequence(one[1])):
+    for rank, status in sorted(exits.items(), key=lambda entry: _likely_consequence(entry[1])):
         ended = (
             f"was ended by {_signal_text(-status)}"
             if status < 0

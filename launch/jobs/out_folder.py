@@ -143,7 +143,7 @@ def check_writable(out: Path) -> None:
     there.
     """
     path = out.absolute()
-    existing = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".tmp-", dir=existing))
     except OSError as error:

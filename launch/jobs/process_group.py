@@ -167,7 +167,7 @@ def all_ranks_numbers(own: Sequence[int], device: torch.device) -> list[tuple[in
     value = torch.tensor(own, dtype=torch.int64, device=device)
     everyone = [torch.empty_like(value) for _ in range(distributed.get_world_size())]
     distributed.all_gather(everyone, value)
-    return [tuple(one.tolist()) for one in everyone]
+    return [tuple(row.tolist()) for row in everyone]
 
 
 def synchronise(devices: Sequence[torch.device]) -> None:

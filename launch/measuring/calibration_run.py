@@ -87,19 +87,19 @@ def run_calibration(
             f"nothing could be timed: {timed.left_out[0].reason}; see --collectives and --max-bytes"
         )
 
-    def read_log(one: CalibrationSettings, layout: Layout) -> NcclLog:
-        with _temporary_job(one, starter, scratch) as job:
+    def read_log(settings: CalibrationSettings, layout: Layout) -> NcclLog:
+        with _temporary_job(settings, starter, scratch) as job:
             _run(job, console, starter)
-            return _read_job_log(job.folder.path, one, layout)
+            return _read_job_log(job.folder.path, settings, layout)
 
     cuda, processes, cores = settings.device == "cuda", settings.job.per_node, usable_cores()
     choices, unread = _recorded_choices(settings, read_log) if cuda else ((), ())
     nvml = open_nvml() if cuda else None
     links = interconnect(nvml, timed.device_uuids)
     rates = {
-        one.devices: rate
-        for one in settings.groups
-        if (rate := link or (group_rate(links, range(one.devices)) if one.nodes == 1 else None))
+        group.devices: rate
+        for group in settings.groups
+        if (rate := link or (group_rate(links, range(group.devices)) if group.nodes == 1 else None))
         is not None
     }
     if not cuda and processes > cores:
@@ -195,7 +195,7 @@ def _read_job_log(folder: Path, settings: CalibrationSettings, layout: Layout) -
     }
     sizes.update(settings.sizes)
     return msgspec.structs.replace(
-        log, choices=tuple(one for one in log.choices if one.size_bytes in sizes), hosts=()
+        log, choices=tuple(choice for choice in log.choices if choice.size_bytes in sizes), hosts=()
     )
 
 

@@ -35,11 +35,17 @@ def contended_bytes(sizes: Sequence[int]) -> int:
     return min(sizes, key=lambda size: abs(math.log(size / TYPICAL_BUCKET_BYTES)))
 
 
-SETTINGS = {name: one for name, one in declarations(CalibrationSettings).items() if one.help}
+SETTINGS = {
+    name: declared for name, declared in declarations(CalibrationSettings).items() if declared.help
+}
 """Those that have options."""
 
 DEFAULTS: dict[str, Any] = {
-    **{name: one.default for name, one in SETTINGS.items() if one.default is not msgspec.NODEFAULT},
+    **{
+        name: declared.default
+        for name, declared in SETTINGS.items()
+        if declared.default is not msgspec.NODEFAULT
+    },
     **{
         "device": "auto",
         "devices": None,
@@ -84,7 +90,7 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
     )
     present = resolve_devices(device)
     counts, layouts = _device_counts(values["devices"], present, nodes)
-    least = max((*counts, *(one.devices for one in layouts))) * ITEM_BYTES[dtype]
+    least = max((*counts, *(layout.devices for layout in layouts))) * ITEM_BYTES[dtype]
     _check(
         "--min-bytes",
         values["min_bytes"],
@@ -118,8 +124,8 @@ def _device_counts(
         )
     most = present.count or 2
     if text is None:
-        return tuple(one for one in doubling(most) if one > 1), tuple(
-            Layout(one, most) for one in doubling(nodes)[1:]
+        return tuple(count for count in doubling(most) if count > 1), tuple(
+            Layout(count, most) for count in doubling(nodes)[1:]
         )
     on_one_node = [part.strip() for part in text.split(",") if "x" not in part]
     spanning = [part for part in text.split(",") if "x" in part]
@@ -134,8 +140,10 @@ def _device_counts(
         "give device counts of 2 or more, such as 2,4; over several nodes, such as 2x4",
     )
     counts = tuple(sorted(set(map(int, on_one_node))))
-    present.check_present(max((*counts, *(one.per_node for one in layouts))), f"--devices {text}")
-    spanned = max((one.nodes for one in layouts), default=1)
+    present.check_present(
+        max((*counts, *(layout.per_node for layout in layouts))), f"--devices {text}"
+    )
+    spanned = max((layout.nodes for layout in layouts), default=1)
     started = f"the command runs on {counted(nodes, 'node')}; start it on {spanned}, with --nodes"
     _check("--devices", text, spanned <= nodes, started)
     unused = f"--devices {text} spans {spanned}; add a count over all {nodes}, such as {nodes}x1"

@@ -137,18 +137,18 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
     limit_collectives(device, measurement.timeout_s)
     warm = compiled_so_far() if cell.options.compile != "off" else None
     process.place.report("timed")
-    for one in process.devices:
-        if one.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(one)
+    for cuda in process.devices:
+        if cuda.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(cuda)
     blocks, samples = _timed(process)
     # timed epochs had them; traced steps must be alike
     process.step.batches.leave_out_short_batches()
     memory = tuple(
         DeviceMemory(
-            one.index, torch.cuda.max_memory_allocated(one), torch.cuda.max_memory_reserved(one)
+            cuda.index, torch.cuda.max_memory_allocated(cuda), torch.cuda.max_memory_reserved(cuda)
         )
-        for one in process.devices
-        if one.type == "cuda"
+        for cuda in process.devices
+        if cuda.type == "cuda"
     )
     under_load = _states_under_load(
         process, statistics.median(sample.step_us for sample in samples) / 1e6
@@ -369,8 +369,10 @@ def precision_findings(amp: Amp, devices: Sequence[torch.device]) -> list[Findin
         return []
     names = ["The CPU"] if devices[0].type == "cpu" and not _cpu_has_bf16_units() else []
     if devices[0].type == "cuda" and torch.version.hip is None:
-        emulating = [one for one in devices if torch.cuda.get_device_capability(one) < _BF16_UNITS]
-        names = sorted({torch.cuda.get_device_name(one) for one in emulating})
+        emulating = [
+            device for device in devices if torch.cuda.get_device_capability(device) < _BF16_UNITS
+        ]
+        names = sorted({torch.cuda.get_device_name(emulated) for emulated in emulating})
     return [
         PlanCode.BF16_EMULATED.finding(f"{name} has no units for bf16: it is emulated there.")
         for name in names

@@ -96,15 +96,15 @@ def measure(
     properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]
     found = TimedCollectives(
         backend=distributed.get_backend(),
-        device_names=tuple(one.name for one in properties) * place.nodes
+        device_names=tuple(gpu.name for gpu in properties) * place.nodes
         or ("cpu",) * place.world_size,
-        device_uuids=tuple(str(getattr(one, "uuid", "")) for one in properties),
+        device_uuids=tuple(str(getattr(gpu, "uuid", "")) for gpu in properties),
         points=tuple(points),
         left_out=tuple(left_out),
         nccl_engine=nccl_engine(device),
     )
     keep(found)
-    reduced = {(one.devices, one.nodes) for one in points if one.collective == "all_reduce"}
+    reduced = {(point.devices, point.nodes) for point in points if point.collective == "all_reduce"}
     contention: list[Contention] = []
     for subgroup in _in_turn(subgroups):
         if (subgroup.devices, subgroup.several_nodes) in reduced:
@@ -197,7 +197,9 @@ def time_collective(
                 left_out.append(NotTimed(collective, subgroup.devices, size, _HOST_TOO_SLOW))
                 continue
             times_us[size] += slowest_us(local_us, subgroup)
-            shortest_us[size] += [-one for one in slowest_us([-own for own in local_us], subgroup)]
+            shortest_us[size] += [
+                -negative_us for negative_us in slowest_us([-own for own in local_us], subgroup)
+            ]
     item = getattr(torch, settings.dtype).itemsize
     shares = 1 if collective in _WHOLE else subgroup.devices
     return [
@@ -412,8 +414,8 @@ class _Work:
 
     def reduce(self, count: int) -> None:
         """Reduce so many buffers, started at once, to their end."""
-        for one in [self.begin(index) for index in range(count)]:
-            one.wait()
+        for work in [self.begin(index) for index in range(count)]:
+            work.wait()
 
     def compute(self, pieces: int = 1) -> None:
         for _ in range(pieces):
@@ -530,7 +532,7 @@ def _once_cuda(work: _Work) -> _Sample:
         reduced.record(aside)
     work.ran_dry |= _is_over(slept)
     torch.cuda.synchronize(work.device)
-    beside_us, whole_us = (float(before.elapsed_time(one)) * 1e3 for one in (reduced, computed))
+    beside_us, whole_us = (float(before.elapsed_time(event)) * 1e3 for event in (reduced, computed))
     # pieces that ran during the collective
     overlapped = pieces - max(0.0, whole_us - beside_us) / piece_us
     # A collective that ends before one piece does gives no information.

@@ -77,7 +77,7 @@ def plan_calibration(
         devices=tuple(sorted({layout.devices for _, layout in missing if layout.nodes == 1})),
         layouts=tuple(map(str, sorted({layout for _, layout in missing if layout.nodes > 1}))),
         collectives=tuple(
-            one for one in _ORDER if one in {collective for collective, _ in missing}
+            ordered for ordered in _ORDER if ordered in {collective for collective, _ in missing}
         ),
         min_bytes=sizes[0],
         max_bytes=sizes[-1],
@@ -204,7 +204,7 @@ def calibrate_first(
     except DpscopeError as error:
         return (PlanCode.CALIBRATION_FAILED.finding(f"The run's own calibration failed: {error}"),)
     incomplete = RunCode.CALIBRATION_INCOMPLETE.code
-    return tuple(one for one in measured.findings if one.code == incomplete)
+    return tuple(finding for finding in measured.findings if finding.code == incomplete)
 
 
 def of_this_machine(stored: Calibration | None, environment: Environment) -> Calibration | None:
@@ -220,13 +220,13 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
     readers compute the others.
     """
     held = _held(measured)
-    timed = {_layout(measured, one) for one in measured.contention}
+    timed = {_layout(measured, timed_point) for timed_point in measured.contention}
     kept = tuple(
         point for point in stored.points if (point.collective, _layout(stored, point)) not in held
     )
     fits = tuple(fit for fit in stored.fits if (fit.collective, _layout(stored, fit)) not in held)
-    chosen = {(one.devices, one.nodes) for one in measured.nccl}
-    slowed = tuple(one for one in stored.contention if _layout(stored, one) not in timed)
+    chosen = {(choice.devices, choice.nodes) for choice in measured.nccl}
+    slowed = tuple(point for point in stored.contention if _layout(stored, point) not in timed)
     return msgspec.structs.replace(
         measured,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -235,7 +235,7 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
         fits=fits,
         contention=(*slowed, *measured.contention),
         nccl=(
-            *(one for one in stored.nccl if (one.devices, one.nodes) not in chosen),
+            *(choice for choice in stored.nccl if (choice.devices, choice.nodes) not in chosen),
             *measured.nccl,
         ),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),

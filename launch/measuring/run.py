@@ -446,7 +446,7 @@ def _open_manifest(
     requested = settings_of(description.config)
     renewed = (PlanCode.CALIBRATION_FAILED.code, PlanCode.MIXED_HOSTS.code)
     findings = (
-        *(one for one in had.findings if one.code not in renewed),
+        *(finding for finding in had.findings if finding.code not in renewed),
         *unlike,
         *mixed,
         *failures,

@@ -196,9 +196,9 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list):
-        return [_printable(one) for one in value]
+        return [_printable(character) for character in value]
     if isinstance(value, dict):
-        return {key: _printable(one) for key, one in value.items()}
+        return {key: _printable(item) for key, item in value.items()}
     return value
 
 

@@ -87,7 +87,7 @@ class Team(JobStarter):
             for node, state in self._board.states.items():
                 if state.beat > 0 and (loss := self.loss(node)) is not None:
                     raise DpscopeError(loss)
-            for node in [one for one in missing if one in self._board.joined]:
+            for node in [absent for absent in missing if absent in self._board.joined]:
                 missing.remove(node)
                 self._start.note(f"{self.name(node)} has joined.")
             return not missing
@@ -100,7 +100,7 @@ class Team(JobStarter):
 
     @property
     def lost(self) -> str | None:
-        return next((loss for one in self.others if (loss := self.loss(one)) is not None), None)
+        return next((loss for node in self.others if (loss := self.loss(node)) is not None), None)
 
     def loss(self, node: int) -> str | None:
         """The message that a node is lost, with the evidence; None while it is alive."""
@@ -165,7 +165,7 @@ class Team(JobStarter):
 
     def await_ends(self, nodes: Sequence[int], wait_s: float) -> None:
         """Wait until the parts of these nodes are over, lost nodes excepted."""
-        _wait(wait_s, lambda: all(self.ended(one) or self.loss(one) for one in nodes))
+        _wait(wait_s, lambda: all(self.ended(node) or self.loss(node) for node in nodes))
 
     def relay_stops(self) -> None:
         """If another node was requested to stop, send this process the same signal, once."""
@@ -180,7 +180,7 @@ class Team(JobStarter):
         states, joined = self._board.states, self._board.joined
         _wait(
             _LEAVE_S,
-            lambda: all(states[one].left is not None or self.loss(one) for one in joined),
+            lambda: all(states[node].left is not None or self.loss(node) for node in joined),
         )
 
 
@@ -247,7 +247,7 @@ class NodesJob(TorchrunJob):
         return f" on {self._team.name(rank // self.processes_per_node)}"
 
     def _is_lost(self) -> bool:
-        losses = [loss for one in self._others if (loss := self._team.loss(one)) is not None]
+        losses = [loss for node in self._others if (loss := self._team.loss(node)) is not None]
         self.lost = losses[0] if losses else None
         return bool(losses)
 

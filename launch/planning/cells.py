@@ -129,8 +129,8 @@ def resolved_matrix(
         whole_nodes = tuple(Layout(count, max(counts)) for count in doubling(nodes)[1:])
         layouts = whole_nodes if spans_nodes(matrix.strategies) else ()
     _check_layouts(counts, layouts, matrix.strategies, nodes)
-    _check_device_count(max((*counts, *(one.per_node for one in layouts))), devices)
-    everywhere = {*counts, *(one.devices for one in layouts)}
+    _check_device_count(max((*counts, *(layout.per_node for layout in layouts))), devices)
+    everywhere = {*counts, *(layout.devices for layout in layouts)}
     sizes = matrix.batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
     if matrix.scaling != "weak":
         multiple = math.lcm(*everywhere)  # a global batch that every device count divides
@@ -165,9 +165,9 @@ def check_idle_options(config: RunConfig, flags: Mapping[str, object], nodes: in
     this machine has.
     """
     given = {
-        name: flag_name(name, flags[one.option])
-        for name, one in declarations(RunConfig).items()
-        if one.option in flags and one.idle is not None
+        name: flag_name(name, flags[declared.option])
+        for name, declared in declarations(RunConfig).items()
+        if declared.option in flags and declared.idle is not None
     }
     if config.matrix.devices is None and given:
         check_idle(resolve(config, resolve_devices(config.workload.device), nodes=nodes), given)
@@ -180,7 +180,7 @@ def _check_layouts(
     there are.
     """
     written = ",".join(map(str, (*counts, *layouts)))
-    most = max((one.nodes for one in layouts), default=1)
+    most = max((layout.nodes for layout in layouts), default=1)
     if layouts and not spans_nodes(strategies):
         raise DpscopeError(
             f"--devices {written}: only strategies with a process for each device span nodes, and --strategy "

@@ -117,10 +117,12 @@ def check_same_settings(
     may not change.
     """
     names = [name for name in settings_of(now) if name not in may_change]
-    for one in setting_differences(had, now, names)[:1]:
+    for difference in setting_differences(had, now, names)[:1]:
+        then_text = setting_text(difference.what, difference.then)
+        now_text = setting_text(difference.what, difference.now)
         raise DpscopeError(
-            f"{holds} with {setting_text(one.what, one.then)}, not {setting_text(one.what, one.now)}; use the same settings to "
-            "resume, --fresh to start over, or another --out"
+            f"{holds} with {then_text}, not {now_text}; use the same settings to resume, --fresh "
+            "to start over, or another --out"
         )
 
 
@@ -177,7 +179,7 @@ def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSiz
 
 def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
     """That no cell on one device is planned, with which those on several could be compared."""
-    counts = sorted({one.cell.devices for one in plan if not one.skip_reason})
+    counts = sorted({planned.cell.devices for planned in plan if not planned.skip_reason})
     if not counts or 1 in counts:
         return []
     message = f"No cell on one device is planned, only on {' and '.join(map(str, counts))}"
@@ -193,7 +195,9 @@ def estimate_findings(estimates: Mapping[Cell, CellEstimate], limit_s: float) ->
     """Cells that will probably be ended by the time limit before they are measured."""
     if not (
         over := {
-            cell.name: one.duration_s for cell, one in estimates.items() if one.duration_s > limit_s
+            cell.name: estimate.duration_s
+            for cell, estimate in estimates.items()
+            if estimate.duration_s > limit_s
         }
     ):
         return []
@@ -230,7 +234,9 @@ def new_manifest(
         plan=tuple(plan),
         normalisation=normalisation(config.workload),
         findings=(*machine_findings(environment, kind, config.matrix.most_on_a_node), *findings),
-        published=tuple(published_of(published, config.workload, [one.cell for one in plan])),
+        published=tuple(
+            published_of(published, config.workload, [planned.cell for planned in plan])
+        ),
     )
 
 
@@ -259,7 +265,10 @@ def commit_findings(then: Commit | None, now: Commit | None) -> tuple[Finding, .
 def hosts_findings(first: Environment, hosts: Sequence[Host]) -> tuple[Finding, ...]:
     """`host_findings` of all nodes of a command."""
     return tuple(
-        one for host in hosts if host.environment for one in host_findings(first, host.environment)
+        finding
+        for host in hosts
+        if host.environment
+        for finding in host_findings(first, host.environment)
     )
 
 

@@ -65,12 +65,18 @@ def published_of(
     dp-host have none.
     """
     wanted = {
-        (one.strategy, one.devices, one.batch_size)
-        for one in cells
-        if not one.variant and one.nodes == 1
+        (cell.strategy, cell.devices, cell.batch_size)
+        for cell in cells
+        if not cell.variant and cell.nodes == 1
     }
-    own = [one for one in values if (one.model, one.data) == (workload.model, workload.data)]
-    return [one for one in own if (one.strategy, one.devices, one.batch_size) in wanted]
+    own = [
+        value for value in values if (value.model, value.data) == (workload.model, workload.data)
+    ]
+    return [
+        planned
+        for planned in own
+        if (planned.strategy, planned.devices, planned.batch_size) in wanted
+    ]
 
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -155,17 +161,17 @@ def given_settings(
     return given, origins
 
 
-def _read_setting(one: Setting, value: object, origin: str) -> dict[str, object]:
+def _read_setting(declared: Setting, value: object, origin: str) -> dict[str, object]:
     """The values that a setting's text stands for, also those of the other settings that it
     sets.
     """
-    if isinstance(value, list | tuple) and one.joins(value):
+    if isinstance(value, list | tuple) and declared.joins(value):
         value = ",".join(map(str, value))
-    if one.text is None or not isinstance(value, str | int | float):
+    if declared.text is None or not isinstance(value, str | int | float):
         return {}
-    parsed = read_text(str(value), one.text, origin, one.example)
-    values = parsed if one.sets else (parsed,)
-    own, *others = zip((one.name, *one.sets), values, strict=True)
+    parsed = read_text(str(value), declared.text, origin, declared.example)
+    values = parsed if declared.sets else (parsed,)
+    own, *others = zip((declared.name, *declared.sets), values, strict=True)
     return dict([own, *((name, part) for name, part in others if part)])
 
 
@@ -202,7 +208,9 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 def _field_name(key: str, origin: str, declared: Mapping[str, Setting]) -> str:
     name = key.replace("-", "_")
-    by_option = {one.option: field for field, one in declared.items() if one.help}
+    by_option = {
+        declaration.option: field for field, declaration in declared.items() if declaration.help
+    }
     if name in _REPLACED:
         raise DpscopeError(f"{origin}: {_REPLACED[name]}")
     if name not in by_option and name not in declared:
@@ -236,7 +244,7 @@ def build_matrix(given: Mapping[str, object], origins: Mapping[str, str], amp: A
     no variant of it.
     """
     matrix = build(Matrix, given, origins)
-    others = tuple(one for one in matrix.amp_variants if one != amp)
+    others = tuple(amp_variant for amp_variant in matrix.amp_variants if amp_variant != amp)
     matrix = msgspec.structs.replace(matrix, amp_variants=others)
     with raising_user_errors(origins):
         check_micro_batches(matrix)
@@ -276,7 +284,7 @@ def _conversion_message(
     declared = declarations(kind).get(field)
     if declared is not None and "Invalid enum value" in reason:
         parts, known = value if isinstance(value, list | tuple) else (value,), declared.choices
-        reason = f"unknown; {choose_from(next((one for one in parts if one not in known), value), known)}"
+        reason = f"unknown; {choose_from(next((part for part in parts if part not in known), value), known)}"
     elif declared is not None:
         reason = f"must be {_in_words(declared.kind)}"
     return f"{origins.get(field, flag_name(field))} {value_text(value)}: {reason}"
@@ -290,7 +298,9 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, members))
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(kind) or " or ".join(_in_words(one) for one in members if one is not NoneType)
+    return words.get(kind) or " or ".join(
+        _in_words(member) for member in members if member is not NoneType
+    )
 
 
 def setting_text(field: str, value: object) -> str:

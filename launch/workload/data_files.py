@@ -117,7 +117,9 @@ def download_data(workload: Workload) -> None:
                 (fresh / place.name).rename(place)
             else:  # the files that are missing
                 for path in (
-                    one for one in (fresh / place.name).iterdir() if not (place / one.name).exists()
+                    made
+                    for made in (fresh / place.name).iterdir()
+                    if not (place / made.name).exists()
                 ):
                     path.rename(place / path.name)
     except (OSError, RuntimeError) as error:

@@ -63,10 +63,12 @@ def load_digits() -> Digits:
     labels, words = rows[:, -1].astype(np.int64), random_words(0, 0, range(len(rows)))
     of_digits = (np.flatnonzero(labels == digit) for digit in range(10))
     training = np.sort(
-        np.concatenate([one[np.argsort(words[one])][:_TRAINED_OF_EACH] for one in of_digits])
+        np.concatenate(
+            [indices[np.argsort(words[indices])][:_TRAINED_OF_EACH] for indices in of_digits]
+        )
     )
     test = np.setdiff1d(np.arange(len(labels)), training)
-    return Digits(images, *(torch.from_numpy(one) for one in (labels, training, test)))
+    return Digits(images, *(torch.from_numpy(array) for array in (labels, training, test)))
 
 
 @dataclass(frozen=True)

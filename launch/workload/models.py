@@ -282,9 +282,9 @@ def _error_text(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     others = (__file__, importlib.__file__, "<frozen", "site-packages")
     frames = [
-        one
-        for one in traceback.extract_tb(error.__traceback__)
-        if not any(name in one.filename for name in others)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(name in frame.filename for name in others)
     ]
     return f"{text} in {frames[-1].filename}, line {frames[-1].lineno}" if frames else text
 

@@ -43,7 +43,7 @@ def batch_size(value: Any) -> int:
 
 def moved(value: Any, device: torch.device) -> Any:
     """The nested batch on a device; the same object if it is there already."""
-    if all(one.device == device for one in leaves(value)):
+    if all(leaf.device == device for leaf in leaves(value)):
         return value
     return mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
 

@@ -103,9 +103,9 @@ def _on_meta(model: nn.Module) -> nn.Module:
     held: dict[int, Any] = {
         id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()
     }
-    for one in model.parameters():
-        held[id(one)] = nn.Parameter(
-            torch.empty_like(one, device="meta"), requires_grad=one.requires_grad
+    for parameter in model.parameters():
+        held[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
         )
     return copy.deepcopy(model, held)
 

@@ -73,12 +73,19 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
     seen: set[int] = set()
     units = []
     for name in (*block_names(model), ""):
-        own = [one for one in model.get_submodule(name).parameters() if id(one) not in seen]
-        seen.update(id(one) for one in own)
+        own = [
+            parameter
+            for parameter in model.get_submodule(name).parameters()
+            if id(parameter) not in seen
+        ]
+        seen.update(id(weight) for weight in own)
         if own:
-            shapes, trained = (tuple(one.shape) for one in own), (one.requires_grad for one in own)
+            shapes, trained = (
+                (tuple(weight.shape) for weight in own),
+                (weight.requires_grad for weight in own),
+            )
             element_bytes, resharded = (
-                (one.element_size() for one in own),
+                (weight.element_size() for weight in own),
                 bool(name) and traits_of(strategy).reshards,
             )
             units.append(
@@ -147,10 +154,12 @@ def held_bytes(model: nn.Module, optimizer: Optimizer) -> int:
         if isinstance(value, Tensor)
     ]
     tensors: dict[int, Any] = {
-        id(one): one for one in (*model.parameters(), *model.buffers(), *states)
+        id(parameter): parameter for parameter in (*model.parameters(), *model.buffers(), *states)
     }
-    local = (one.to_local() if hasattr(one, "to_local") else one for one in tensors.values())
-    return sum(one.numel() * one.element_size() for one in local)
+    local = (
+        tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors.values()
+    )
+    return sum(weight.numel() * weight.element_size() for weight in local)
 
 
 def compile_model(model: nn.Module, cell: Cell) -> None:
@@ -281,8 +290,10 @@ def _distributed(
     bucket_mb = options.bucket_mb
     if options.overlap == "off":
         # DDP closes a bucket when it reaches its capacity: one above the size of all gradients.
-        trained = (one for one in model.parameters() if one.requires_grad)
-        bucket_mb = math.ceil(sum(one.numel() * one.element_size() for one in trained) / MIB) + 1
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        bucket_mb = (
+            math.ceil(sum(weight.numel() * weight.element_size() for weight in trained) / MIB) + 1
+        )
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,

@@ -83,7 +83,7 @@ def checked_shape(function: str, value: object) -> tuple[int, ...]:
     """A sample's shape from a user's function; raises DpscopeError unless it consists of positive
     whole numbers.
     """
-    sizes = tuple(_whole(one) for one in value) if isinstance(value, tuple | list) else ()
+    sizes = tuple(_whole(item) for item in value) if isinstance(value, tuple | list) else ()
     if not all(sizes) or not sizes:
         raise DpscopeError(
             f"{function}: input_shape is {_shown(value)}; give the shape of a sample without the batch, such as (3, 32, 32)"
@@ -133,13 +133,15 @@ def _check_batch(function: str, make_batch: MakeBatch) -> None:
         raise DpscopeError(
             f"{function}: make_batch returned no tensor as inputs; return (inputs, targets)"
         )
-    wrong = [tuple(one.shape) for one in tensors[0] if one.ndim == 0 or len(one) != _TRIED]
+    wrong = [
+        tuple(tensor.shape) for tensor in tensors[0] if tensor.ndim == 0 or len(tensor) != _TRIED
+    ]
     if wrong:
         raise DpscopeError(
             f"{function}: make_batch(0, {_TRIED}) returned a tensor of shape {wrong[0]}; the first dimension of every tensor "
             f"must be the number of samples, {_TRIED}"
         )
-    if not all(torch.equal(one, other) for one, other in zip(*tensors, strict=True)):
+    if not all(torch.equal(tensor, other) for tensor, other in zip(*tensors, strict=True)):
         raise DpscopeError(
             f"{function}: make_batch(0, {_TRIED}) returned different batches in two calls; derive them from the seed alone"
         )

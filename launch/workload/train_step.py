@@ -132,7 +132,10 @@ class TrainStep:
             outputs = called(self.model, inputs)
             # Losses are computed in single precision.
             outputs = mapped(
-                lambda one: one.float() if one.dtype in AUTOCAST_DTYPES.values() else one, outputs
+                lambda tensor: (
+                    tensor.float() if tensor.dtype in AUTOCAST_DTYPES.values() else tensor
+                ),
+                outputs,
             )
             loss = self._loss(outputs, targets)
             if weight != 1:

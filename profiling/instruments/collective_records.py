@@ -103,4 +103,4 @@ def _enqueued() -> int:
         includeCollectives=False, includeStackTraces=False
     )
     status = pickle.loads(dump).get("pg_status", {})
-    return sum(one["last_enqueued_collective"] for one in status.values())
+    return sum(group["last_enqueued_collective"] for group in status.values())

@@ -139,19 +139,25 @@ def tensor_sizes(
     require none.
     """
 
-    def size(one: Tensor) -> TensorSize:  # `nbytes` is not defined for sparse tensors
-        return TensorSize(str(one.dtype).removeprefix("torch."), one.numel() * one.element_size())
+    def size(tensor: Tensor) -> TensorSize:  # `nbytes` is not defined for sparse tensors
+        return TensorSize(
+            str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+        )
 
     parameters = list(parameters)
-    trained = [one for one in parameters if one.requires_grad or id(one) in trained_ids]
+    trained = [
+        parameter
+        for parameter in parameters
+        if parameter.requires_grad or id(parameter) in trained_ids
+    ]
     parameter_tensors, buffer_tensors = tuple(map(size, parameters)), tuple(map(size, buffers))
     return ParameterSizes(
-        parameter_count=sum(one.numel() for one in parameters),
-        parameter_bytes=sum(one.bytes for one in parameter_tensors),
-        gradient_bytes=sum(size(one).bytes for one in trained),
-        buffer_bytes=sum(one.bytes for one in buffer_tensors),
-        gradient_elements=sum(one.numel() for one in trained),
-        gradient_shapes=tuple(tuple(one.shape) for one in trained),
+        parameter_count=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(tensor.bytes for tensor in parameter_tensors),
+        gradient_bytes=sum(size(weight).bytes for weight in trained),
+        buffer_bytes=sum(tensor.bytes for tensor in buffer_tensors),
+        gradient_elements=sum(weight.numel() for weight in trained),
+        gradient_shapes=tuple(tuple(weight.shape) for weight in trained),
         parameter_tensors=parameter_tensors,
         buffer_tensors=buffer_tensors,
     )

@@ -83,8 +83,8 @@ def machine_differences(
         ("CUDA", then.cuda_version, now.cuda_version),
         ("NCCL", then.nccl_version, now.nccl_version),
     ]
-    some_of_the_gpus = {one.name for one in now.accelerators} <= {
-        one.name for one in then.accelerators
+    some_of_the_gpus = {accelerator.name for accelerator in now.accelerators} <= {
+        accelerator.name for accelerator in then.accelerators
     }
     ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
     return _differing(
@@ -100,7 +100,7 @@ def _device_names(environment: Environment) -> str:
 
 def variable_differences(then: Environment, now: Environment) -> list[ConditionDifference]:
     """Differences in the variables of jobs' processes on which times may depend, by name."""
-    stored, current = ({**_SET_FOR_JOBS, **one.settings} for one in (then, now))
+    stored, current = ({**_SET_FOR_JOBS, **environment.settings} for environment in (then, now))
     return _differing(
         (name, stored.get(name, "unset"), current.get(name, "unset"))
         for name in sorted({*stored, *current})
@@ -124,7 +124,7 @@ def setting_differences(
 
 
 def _differing(values: Iterable[tuple[str, object, object]]) -> list[ConditionDifference]:
-    return [ConditionDifference(*one) for one in values if one[1] != one[2]]
+    return [ConditionDifference(*value) for value in values if value[1] != value[2]]
 
 
 def difference_findings(
@@ -137,5 +137,5 @@ def difference_findings(
     """
     hosts = _differing([("host", first.environment.hostname, second.environment.hostname)])
     differences = [*settings, *hosts, *condition_differences(first, second)]
-    listed = "; ".join(one.change for one in differences)
+    listed = "; ".join(difference.change for difference in differences)
     return [PlanCode.SETTINGS_DIFFER.finding(f"the runs differ in {listed}")] if differences else []

@@ -124,8 +124,8 @@ def usable_device_states(
         unlisted = {index: DeviceState(index=index) for index in named}
     else:
         unlisted = {
-            index: DeviceState(index=index, uuid=uuids[index] or None, name=one.name)
-            for index, one in named.items()
+            index: DeviceState(index=index, uuid=uuids[index] or None, name=gpu.name)
+            for index, gpu in named.items()
         }
     return tuple({**unlisted, **known}[index] for index in named)
 
@@ -180,7 +180,9 @@ def _device_state(
             name for bit, name in _THROTTLE_REASONS.items() if reasons & bit
         )
     if own_process_ids is not None and (found := _process_ids(nvml, handle)) is not None:
-        known["other_process_ids"] = tuple(one for one in found if one not in own_process_ids)
+        known["other_process_ids"] = tuple(
+            process_id for process_id in found if process_id not in own_process_ids
+        )
     return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **known)
 
 
@@ -194,7 +196,11 @@ def _settings(variables: Mapping[str, str]) -> dict[str, str]:
     dpscope.launch.torchrun sets, is none.
     """
     loopback = ("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
-    recorded = (one for one in sorted(variables.items()) if one[0].startswith(_SETTING_PREFIXES))
+    recorded = (
+        variable
+        for variable in sorted(variables.items())
+        if variable[0].startswith(_SETTING_PREFIXES)
+    )
     return {name: value for name, value in recorded if (name, value) != loopback}
 
 
@@ -223,7 +229,7 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         driver_version=driver_version(nvml),
         accelerators=accelerators,
         settings=_settings(os.environ),
-        interconnect=interconnect(nvml, [one.uuid or "" for one in accelerators])
+        interconnect=interconnect(nvml, [accelerator.uuid or "" for accelerator in accelerators])
         if nvml is not None
         else None,
         commit=None if code is None else commit_of(code),

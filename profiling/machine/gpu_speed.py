@@ -94,13 +94,13 @@ def gpu_speed(name: str | None) -> GpuSpeed | None:
     """
     words = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
     return next(
-        (one for one in GPU_SPEEDS if re.fullmatch(one.pattern, words, re.IGNORECASE)), None
+        (speed for speed in GPU_SPEEDS if re.fullmatch(speed.pattern, words, re.IGNORECASE)), None
     )
 
 
 def like_names(name: str) -> list[str]:
     """Titles of known models that resemble an unknown name; all titles if none does."""
-    titles = [one.title for one in GPU_SPEEDS]
+    titles = [speed.title for speed in GPU_SPEEDS]
     word = max(re.findall(r"\w+", name), key=len, default="").lower()
     family = [title for title in titles if word and word in title.lower()]
     return family or nearest(name, titles, most=4, cutoff=0.4) or titles

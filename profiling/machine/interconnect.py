@@ -205,9 +205,11 @@ def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
         if len(path) == len(members):
             return frozenset((path[-1], path[0])) in joined
         following = [
-            one for one in members if one not in path and frozenset((path[-1], one)) in joined
+            member
+            for member in members
+            if member not in path and frozenset((path[-1], member)) in joined
         ]
-        return any(closes([*path, one]) for one in following)
+        return any(closes([*path, device]) for device in following)
 
     return closes([members[0]])
 

@@ -27,11 +27,11 @@ def interface_addresses() -> dict[str, str]:
 def _interfaces_by_address() -> dict[str, str]:
     """The interface of each IPv6 and IPv4 address of this host."""
     return {
-        one.address.partition("%")[0]: name
+        listed.address.partition("%")[0]: name
         for family in (socket.AF_INET6, socket.AF_INET)
         for name, addresses in psutil.net_if_addrs().items()
-        for one in addresses
-        if one.family == family
+        for listed in addresses
+        if listed.family == family
     }
 
 
@@ -91,7 +91,11 @@ def interfaces_to_others(except_port: int) -> tuple[str, ...]:
 def _connections() -> list[tuple[Any, Any]]:
     """Both ends of each TCP connection of this process; raises psutil.Error."""
     every = psutil.Process().net_connections("tcp")
-    return [(one.laddr, one.raddr) for one in every if one.status == psutil.CONN_ESTABLISHED]
+    return [
+        (connection.laddr, connection.raddr)
+        for connection in every
+        if connection.status == psutil.CONN_ESTABLISHED
+    ]
 
 
 def _ip(end: Any) -> str:

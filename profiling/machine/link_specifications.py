@@ -211,9 +211,9 @@ def parse_link(text: str) -> LinkRate:
         )
     elif named := _INFINIBAND.fullmatch(words):
         name = next(
-            one
-            for one in INFINIBAND_GB_PER_S
-            if one.startswith(f"InfiniBand {named['name'].upper()} ")
+            known
+            for known in INFINIBAND_GB_PER_S
+            if known.startswith(f"InfiniBand {named['name'].upper()} ")
         )
         link = LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
     if link is None:

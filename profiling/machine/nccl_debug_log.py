@@ -122,7 +122,7 @@ class _Reader:
                 self.facts["unread_lines"] += times
             else:
                 counts[call.kind, size, call.algorithm, call.protocol] += times
-        ordered = sorted(counts.items(), key=lambda one: (str(one[0][0]), one[0][1]))
+        ordered = sorted(counts.items(), key=lambda entry: (str(entry[0][0]), entry[0][1]))
         return tuple(Choice(*choice, times) for choice, times in ordered)
 
 

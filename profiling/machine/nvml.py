@@ -84,7 +84,10 @@ class NvmlRecorder:
 
     def _record(self, name: str, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
         call = {"call": name, "arguments": list(arguments)}
-        real = [self._handles.get(one, one) if isinstance(one, str) else one for one in arguments]
+        real = [
+            self._handles.get(argument, argument) if isinstance(argument, str) else argument
+            for argument in arguments
+        ]
         try:
             value = getattr(self._nvml, name)(*real)
         except Exception as error:
@@ -103,7 +106,7 @@ class NvmlRecorder:
 def _plain(value: Any) -> Any:
     """An answer as JSON; of structures, only the fields that dpscope reads."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     for field in ("busId", "pid"):
         if hasattr(value, field):
             return {field: _plain(getattr(value, field))}

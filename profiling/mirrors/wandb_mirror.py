@@ -138,7 +138,7 @@ class CellMirror:
             mirrored = self.start_run(run, cell.name, run.name, cell.settings)
             mirrored.summary.update(dict(cell.values))
             table = self.wandb.Table(
-                columns=["measure", "value"], data=[list(one) for one in cell.values.items()]
+                columns=["measure", "value"], data=[list(pair) for pair in cell.values.items()]
             )
             mirrored.log({"summary": table})
             mirrored.finish()

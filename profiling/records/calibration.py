@@ -101,7 +101,7 @@ class CalibrationSettings(Config, frozen=True):
     def job(self) -> Layout:
         """The smallest job that contains all groups."""
         return Layout(
-            max(one.nodes for one in self.groups), max(one.per_node for one in self.groups)
+            max(group.nodes for group in self.groups), max(group.per_node for group in self.groups)
         )
 
 
@@ -252,13 +252,13 @@ class Calibration(Stored, frozen=True):
 
     def on_nodes(self, nodes: int) -> "Calibration":
         """The part that was timed on this number of hosts, or on an unknown number."""
-        if all(one.nodes is None for one in self.points):
+        if all(measured.nodes is None for measured in self.points):
             return self
         parts = {
             name: tuple(
-                msgspec.structs.replace(one, nodes=None)
-                for one in getattr(self, name)
-                if (one.nodes or self.nodes_of(one.devices)) in (None, nodes)
+                msgspec.structs.replace(measured, nodes=None)
+                for measured in getattr(self, name)
+                if (measured.nodes or self.nodes_of(measured.devices)) in (None, nodes)
             )
             for name in ("points", "fits", "contention")
         }

@@ -41,7 +41,7 @@ def _precisions(text: str) -> tuple[str, tuple[str, ...]]:
     is the workload's.
     """
     given, known = set(words(text)), ("off", "bf16", "fp16")
-    first, *others = [one for one in known if one in given] + sorted(given.difference(known))
+    first, *others = [name for name in known if name in given] + sorted(given.difference(known))
     return first, tuple(others)
 
 

@@ -254,9 +254,15 @@ class Variants(ConfigPart, frozen=True):
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
 SWITCHES = tuple(
-    name for name, one in declarations(Variants).items() if one.choices == get_args(Switch)
+    name
+    for name, declared in declarations(Variants).items()
+    if declared.choices == get_args(Switch)
 )
-DDP_ARGUMENTS = {name: one.argument for name, one in declarations(Variants).items() if one.argument}
+DDP_ARGUMENTS = {
+    name: declared.argument
+    for name, declared in declarations(Variants).items()
+    if declared.argument
+}
 """The argument of DistributedDataParallel that a variant is."""
 DDP_SWITCHES = {name: argument for name, argument in DDP_ARGUMENTS.items() if name in SWITCHES}
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
@@ -269,7 +275,7 @@ def _one_device(matrix: "Matrix") -> bool:
 def several_devices_idle(config: Any) -> str:
     """Why what concerns several devices has no effect: no cell has them."""
     matrix: Matrix = config.matrix
-    if _one_device(matrix) or all(traits_of(one).baseline for one in matrix.strategies):
+    if _one_device(matrix) or all(traits_of(strategy).baseline for strategy in matrix.strategies):
         return "nothing is measured on several devices, so there is no link and no scaling"
     return ""
 
@@ -352,12 +358,12 @@ class Matrix(Variants, frozen=True):
         """Lists without repetition: words in the order of their type, numbers ascending behind
         `default`.
         """
-        for name, one in declarations(type(self)).items():
+        for name, declared in declarations(type(self)).items():
             values: Any = getattr(self, name)
             if not isinstance(values, tuple) or (name == "layouts" and _layouts_fix(values)):
                 continue
-            if one.choices:
-                values = [word for word in one.choices if word in values]
+            if declared.choices:
+                values = [word for word in declared.choices if word in values]
             elif name == "layouts":
                 values = map(str, sorted(set(map(parse_layout, values))))
             else:
@@ -370,7 +376,7 @@ class Matrix(Variants, frozen=True):
         """
         named, sharded = (
             ",".join(self.strategies),
-            any(traits_of(one).sharded for one in self.strategies),
+            any(traits_of(strategy).sharded for strategy in self.strategies),
         )
         for name in DDP_VARIANTS:
             if (value := getattr(self, name)) == getattr(Variants(), name):
@@ -397,12 +403,12 @@ class ResolvedMatrix(Matrix, frozen=True, kw_only=True):
     @property
     def counts(self) -> tuple[int, ...]:
         """How many devices cells have, over all their nodes."""
-        return tuple(sorted({*self.devices, *(one.devices for one in layouts_of(self))}))
+        return tuple(sorted({*self.devices, *(layout.devices for layout in layouts_of(self))}))
 
     @property
     def most_on_a_node(self) -> int:
         """The most devices that a cell has on one node."""
-        return max((*self.devices, *(one.per_node for one in layouts_of(self))))
+        return max((*self.devices, *(layout.per_node for layout in layouts_of(self))))
 
 
 def layouts_of(matrix: Matrix) -> tuple[Layout, ...]:
@@ -418,7 +424,7 @@ def check_micro_batches(matrix: Matrix) -> None:
     """
     counts = {1}
     if matrix.scaling != "weak":
-        counts |= {*(matrix.devices or ()), *(one.devices for one in layouts_of(matrix))}
+        counts |= {*(matrix.devices or ()), *(layout.devices for layout in layouts_of(matrix))}
     sizes = matrix.batch_sizes or ()
     shares = [sorted({size // count for count in counts if size % count == 0}) for size in sizes]
     for share, count in itertools.product(itertools.chain(*shares), matrix.accumulate):

@@ -53,7 +53,10 @@ def without_secrets(text: str) -> str:
 
 
 def _is_random(text: str) -> bool:
-    kinds = ["digit" if one.isdigit() else "capital" if one.isupper() else "small" for one in text]
+    kinds = [
+        "digit" if character.isdigit() else "capital" if character.isupper() else "small"
+        for character in text
+    ]
     changes = sum(first != second for first, second in itertools.pairwise(kinds))
     return "digit" in kinds and changes >= _CHANGES_PER_CHARACTER * len(text)
 

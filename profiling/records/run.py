@@ -300,11 +300,11 @@ class Manifest(Stored, frozen=True):
             return
         findings = tuple(
             msgspec.structs.replace(
-                one,
-                message=one.message.replace(script, shown),
-                next_step=one.next_step.replace(script, shown),
+                finding,
+                message=finding.message.replace(script, shown),
+                next_step=finding.next_step.replace(script, shown),
             )
-            for one in self.findings
+            for finding in self.findings
         )
         msgspec.structs.force_setattr(self, "script", shown)
         msgspec.structs.force_setattr(self, "findings", findings)

@@ -97,9 +97,15 @@ class _Declaring(msgspec.StructMeta):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
     ) -> "_Declaring":
-        own = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
+        own = {
+            field: declared
+            for field, declared in namespace.items()
+            if isinstance(declared, Setting)
+        }
         defaults = {
-            field: one.default for field, one in own.items() if one.default is not msgspec.NODEFAULT
+            field: declared.default
+            for field, declared in own.items()
+            if declared.default is not msgspec.NODEFAULT
         }
         others = {field: value for field, value in namespace.items() if field not in own}
         return super().__new__(cls, name, bases, others | defaults | {"declared": own}, **options)
@@ -152,14 +158,18 @@ class ConfigPart(Config, frozen=True):
 
 def check_settings(part: msgspec.Struct) -> None:
     """Raise SettingError for the first value that the declaration of a setting refuses."""
-    for name, one in declarations(type(part)).items():
-        if one.part is None and one.check is not None and (fix := one.check(getattr(part, name))):
+    for name, declared in declarations(type(part)).items():
+        if (
+            declared.part is None
+            and declared.check is not None
+            and (fix := declared.check(getattr(part, name)))
+        ):
             raise SettingError(fix, **{name: getattr(part, name)})
 
 
 def idle_settings(config: msgspec.Struct) -> dict[str, str]:
     """Settings that have no effect with the others as they are, and why."""
-    rules = {name: one.idle for name, one in declarations(type(config)).items()}
+    rules = {name: declared.idle for name, declared in declarations(type(config)).items()}
     return {name: why for name, idle in rules.items() if idle is not None and (why := idle(config))}
 
 
@@ -174,14 +184,14 @@ def value_text(value: object) -> str:
 
 def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The names of the settings that stand in no part."""
-    return tuple(name for name, one in declarations(kind).items() if one.part is None)
+    return tuple(name for name, declared in declarations(kind).items() if declared.part is None)
 
 
 def settings_of(config: msgspec.Struct) -> dict[str, object]:
     """All settings of a configuration by name."""
     return {
-        name: getattr(config if one.part is None else getattr(config, one.part), name)
-        for name, one in declarations(type(config)).items()
+        name: getattr(config if declared.part is None else getattr(config, declared.part), name)
+        for name, declared in declarations(type(config)).items()
     }
 
 
@@ -190,7 +200,9 @@ def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict
     left out.
     """
     declared = declarations(kind)
-    content: dict[str, Any] = {one.part: {} for one in declared.values() if one.part is not None}
+    content: dict[str, Any] = {
+        field.part: {} for field in declared.values() if field.part is not None
+    }
     for name in settings.keys() & declared.keys():
         part = declared[name].part
         (content if part is None else content[part])[name] = settings[name]
@@ -204,7 +216,7 @@ def with_settings(config: _Config, **changed: object) -> _Config:
     declared = declarations(type(config))
     assert changed.keys() <= declared.keys(), f"{changed.keys() - declared.keys()}: no such setting"
     replaced: dict[str, Any] = in_parts(changed, type(config))
-    for part in {one.part for one in declared.values() if one.part is not None}:
+    for part in {field.part for field in declared.values() if field.part is not None}:
         replaced[part] = msgspec.structs.replace(getattr(config, part), **replaced[part])
     return msgspec.structs.replace(config, **replaced)
 
@@ -215,7 +227,7 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     subclass narrows keeps its own.
     """
     found: dict[str, Setting] = {}
-    for base in (one for one in reversed(kind.__mro__) if issubclass(one, msgspec.Struct)):
+    for base in (parent for parent in reversed(kind.__mro__) if issubclass(parent, msgspec.Struct)):
         own: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():

@@ -15,9 +15,9 @@ def short_repr(result: Any) -> str:
     lines.
     """
     lines = [
-        f"    {one.name}={_shortened(getattr(result, one.name))},"
-        for one in fields(result)
-        if one.repr
+        f"    {field.name}={_shortened(getattr(result, field.name))},"
+        for field in fields(result)
+        if field.repr
     ]
     most = MOST_LINES - 2
     if len(lines) > most:

@@ -182,12 +182,12 @@ def spans_nodes(strategies: Iterable[str]) -> bool:
     """Whether at least one of the strategies can run on several nodes, with a process for each
     device.
     """
-    return any(not traits_of(one).one_process for one in strategies)
+    return any(not traits_of(strategy).one_process for strategy in strategies)
 
 
 def any_reducer(strategies: Iterable[str]) -> bool:
     """Whether at least one of the strategies is torch's DistributedDataParallel."""
-    return any(traits_of(one).reducer for one in strategies)
+    return any(traits_of(strategy).reducer for strategy in strategies)
 
 
 def strategy_order(strategy: str) -> int:

@@ -57,7 +57,9 @@ def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -
     """
     words = list(known)
     advice = f"{verb} {', '.join(words)}"
-    meant = nearest(str(word), words) or [one for one in words if str(word).startswith(f"{one}-")]
+    meant = nearest(str(word), words) or [
+        choice for choice in words if str(word).startswith(f"{choice}-")
+    ]
     return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}" if meant else advice
 
 

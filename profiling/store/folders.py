@@ -208,9 +208,9 @@ class RepeatFolder(JobFolder):
         missing value.
         """
         columns: defaultdict[str, list[Any]] = defaultdict(list)
-        for one in ranks:
-            own = _sound_samples(self.samples_path(one.node, one.rank))
-            for name, values in {**own, "rank": [one.rank] * len(own["step"])}.items():
+        for rank in ranks:
+            own = _sound_samples(self.samples_path(rank.node, rank.rank))
+            for name, values in {**own, "rank": [rank.rank] * len(own["step"])}.items():
                 columns[name] += values
         return dict(columns)
 

@@ -94,9 +94,9 @@ def check_place(out: Path, place: str) -> None:
     folder = out / place
     check_folder(folder)
     for parent, folders, files in os.walk(folder):
-        for one in folders:
-            check_folder(Path(parent) / one)
-        for path in (Path(parent) / one for one in files if not begun):
+        for inner in folders:
+            check_folder(Path(parent) / inner)
+        for path in (Path(parent) / file for file in files if not begun):
             if not fits_layout(path.relative_to(out)):
                 raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
             if not path.relative_to(folder).parts[0].startswith(ATTACHED_PREFIX):

@@ -127,7 +127,10 @@ def _merged(paths: Paths, files: list[Path], output: Path, limits: ReadLimits) -
     own = [read[index] for index in found.jobs[""]]
     ranks = [
         own[index]
-        for index in rank_order([one.trace.rank for one in own], [str(one.path) for one in own])
+        for index in rank_order(
+            [attribution.trace.rank for attribution in own],
+            [str(attribution.path) for attribution in own],
+        )
     ]
     origins = [
         RankOrigin(position, rank.trace.zero_ns, rank.trace.host)
@@ -185,7 +188,7 @@ def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> Matche
 def _without_counts(findings: Sequence[Finding]) -> list[Finding]:
     """Without the warnings of damaged events, which the merged trace's own finding counts."""
     counted_here = ("warning", TraceCode.EVENTS_DAMAGED.code)
-    return [one for one in findings if (one.severity, one.code) != counted_here]
+    return [finding for finding in findings if (finding.severity, finding.code) != counted_here]
 
 
 def _check_output(output: Path, files: Sequence[Path]) -> None:

@@ -186,15 +186,15 @@ class TrackScan:
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
         starts, durations = (
-            np.array([(one.ts, one.dur) for one in events], dtype=np.float64).reshape(-1, 2).T
+            np.array([(event.ts, event.dur) for event in events], dtype=np.float64).reshape(-1, 2).T
         )
-        phases = np.array([one.ph for one in events], dtype=np.str_)
+        phases = np.array([event.ph for event in events], dtype=np.str_)
         timed = np.abs(starts) < MOST_US
         self.first_us = float(starts[timed & (phases != "M")].min(initial=self.first_us))
         complete = timed & (phases == "X") & (durations >= 0) & (durations < MOST_US)
         codes = self._tracks
         own = [events[row] for row in np.flatnonzero(complete).tolist()]
-        track = [codes.setdefault((one.pid, one.tid), len(codes)) for one in own]
+        track = [codes.setdefault((shown.pid, shown.tid), len(codes)) for shown in own]
         self._complete.append(
             np.stack(
                 (np.array(track, dtype=np.float64), starts[complete], durations[complete]), axis=1

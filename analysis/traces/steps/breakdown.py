@@ -92,7 +92,7 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
     for device in np.unique(events.device[in_a_step]).tolist():
         own = in_a_step & attribution.occupies(device)
         compute, communication = (
-            intervals.of_events(events, own & one) for one in (computes, communicates)
+            intervals.of_events(events, own & selected) for selected in (computes, communicates)
         )
         exposed = intervals.difference(communication, compute)
         inside = _lengths_in_windows(attribution, own, compute, communication)
@@ -220,7 +220,7 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
         )
     for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
         if len(rows):
-            reduced = (rows[passes[rows] == one] for one in np.unique(passes[rows]))
+            reduced = (rows[passes[rows] == pass_number] for pass_number in np.unique(passes[rows]))
             found[number] = sorted(float(events.end_us[own].max()) for own in reduced)
     return found
 

@@ -64,20 +64,24 @@ def in_mesh(
     collective names a group. Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: HSDP
     all-reduces what a reduce-scatter leaves to a rank.
     """
-    described = {one.description: one for one in groups}
+    described = {group.description: group for group in groups}
     is_mesh = len(groups) == 3 and described.keys() >= {SHARD, REPLICATE}
-    if not is_mesh or any(one.args.group is not None for one in named):
+    if not is_mesh or any(collective.args.group is not None for collective in named):
         return list(named)
     within, between = described[SHARD], described[REPLICATE]
-    of_shards = [one for one in named if one.kind in _SHARDING and one.size == len(within.ranks)]
-    shards = {_shard_elements(one.args) for one in of_shards if one.kind == "reduce_scatter"}
+    of_shards = [
+        collective
+        for collective in named
+        if collective.kind in _SHARDING and collective.size == len(within.ranks)
+    ]
+    shards = {_shard_elements(shard.args) for shard in of_shards if shard.kind == "reduce_scatter"}
     group_of = dict.fromkeys(of_shards, within)
     group_of |= {
-        one: between
-        for one in named
-        if one.kind == "all_reduce" and one.args.input_elements in shards
+        collective: between
+        for collective in named
+        if collective.kind == "all_reduce" and collective.args.input_elements in shards
     }
-    return [_in_group(one, group_of.get(one)) for one in named]
+    return [_in_group(collective, group_of.get(collective)) for collective in named]
 
 
 def _shard_elements(args: CommunicationArgs) -> int:
@@ -85,13 +89,13 @@ def _shard_elements(args: CommunicationArgs) -> int:
     return min(args.input_elements or 0, args.output_elements or 0)
 
 
-def _in_group(one: NamedCollective, group: ProcessGroup | None) -> NamedCollective:
+def _in_group(collective: NamedCollective, group: ProcessGroup | None) -> NamedCollective:
     if group is None:
-        return one
+        return collective
     ranks = group.ranks
-    return one._replace(
+    return collective._replace(
         args=replace(
-            one.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)
+            collective.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)
         )
     )
 
@@ -134,7 +138,7 @@ def collective_table(
     named = list(_named(attribution, rows, kind_of_row))
     if not on_device:
         named = in_mesh(named, trace.process_groups)
-    kinds, ranks = [one.kind for one in named], _group_sizes(named, trace.world_size)
+    kinds, ranks = [collective.kind for collective in named], _group_sizes(named, trace.world_size)
     numbers = (*attribution.steps.numbers, None)  # NO_STEP is the last
     ready = _ready_us(attribution, rows)
     done, compiled = _compute_shares(attribution, rows, ready)
@@ -144,11 +148,12 @@ def collective_table(
         step=[numbers[step] for step in attribution.step[rows].tolist()],
         kind=kinds,
         moved_as=kinds if on_device else _moved_as(events, rows, kinds),
-        group=[one.args.group for one in named],
-        group_ranks=[one.args.group_ranks for one in named],
-        sequence=[one.args.sequence for one in named],
+        group=[collective.args.group for collective in named],
+        group_ranks=[collective.args.group_ranks for collective in named],
+        sequence=[collective.args.sequence for collective in named],
         bytes=[
-            buffer_bytes(one.args, one.kind, size) for one, size in zip(named, ranks, strict=True)
+            buffer_bytes(collective.args, collective.kind, size)
+            for collective, size in zip(named, ranks, strict=True)
         ],
         group_size=ranks,
         start_us=events.start_us[rows],
@@ -168,7 +173,7 @@ def _group_sizes(named: Sequence[NamedCollective], world_size: int | None) -> li
     """Ranks of each one's group: where nothing shows it, those of the job, unless the trace shows
     another size.
     """
-    sizes = [one.size for one in named]
+    sizes = [collective.size for collective in named]
     shows_another = bool(set(sizes) - {None, 1, world_size})
     return sizes if shows_another else [size or world_size for size in sizes]
 
@@ -200,7 +205,7 @@ def _named(
         args = _first_known(recorded)
         names = (
             args.collective_name or "",
-            *(events.names[events.name[one]] for one in (*linked, row) if one >= 0),
+            *(events.names[events.name[event]] for event in (*linked, row) if event >= 0),
         )
         yield NamedCollective(
             args, next(filter(None, map(collective_kind, names)), kind_of_row.get(row))
@@ -216,11 +221,11 @@ def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
         return [gloo.creators(events, rows)]
     operators = events.is_category(Category.CPU_OP)
     candidates = (
-        *(operators & events.named(one.match) for one in (_RECORD, _OPERATOR)),
+        *(operators & events.named(source.match) for source in (_RECORD, _OPERATOR)),
         nccl_ranges(events),
         nccl_calls(events),
     )
-    return [innermost(events, attribution.launch_row[rows], one) for one in candidates]
+    return [innermost(events, attribution.launch_row[rows], candidate) for candidate in candidates]
 
 
 def _first_known(recorded: Sequence[CommunicationArgs]) -> CommunicationArgs:
@@ -419,7 +424,7 @@ def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
     table = Table.of(device=events.device[every], thread=events.thread[every])
     spent = np.append(np.zeros(count), events.duration_us[computing])
     times, totals = (
-        one.sums(spent)[one.code[:count]]
-        for one in (table.group("device", "thread"), table.group("device"))
+        groups.sums(spent)[groups.code[:count]]
+        for groups in (table.group("device", "thread"), table.group("device"))
     )
     return (totals > 0) & (times >= _COMPUTES * totals)

@@ -81,7 +81,7 @@ def _rules(
     def during(name: str) -> BoolColumn:
         """In a user range of that name, with or without a replica's index, on any thread."""
         ranges = np.flatnonzero(
-            annotations & events.named(lambda one: phases.base_name(one) == name)
+            annotations & events.named(lambda event_name: phases.base_name(event_name) == name)
         )
         ranges = ranges[np.argsort(events.start_us[ranges], kind="stable")]
         return intervals.index_at(events.start_us[ranges], events.end_us[ranges], times) >= 0
