@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.launch.workload.image_sets import EpochSamples, ImageSet
 from dpscope.launch.workload.nested import called, moved
 from dpscope.launch.workload.strategies import reshard_all
@@ -89,40 +90,37 @@ def shard(samples: int, rank: int, world_size: int) -> range:
 def evaluate(
     model: nn.Module,
     images: ImageSet,
-    samples: range,
+    place: TorchrunPlace,
     batch_size: int,
     device: torch.device,
-    together: int | None = None,
     loss: BatchLoss | None = None,
 ) -> Learned:
-    """Loss (the model's own, else cross-entropy) and accuracy over all processes; `samples` are
-    this process's.
+    """Loss (the model's own, else cross-entropy) and accuracy over all processes.
 
     The model is tested with rank 0's buffers, as it would be saved, in eval mode; afterwards its
-    state is as before. For a model that is sharded over the processes, `together` is the number of
-    forward passes that all of them take: a process with fewer batches repeats one that does not
-    count.
+    state is as before. All processes take the same number of forward passes, in which FSDP gathers
+    the model: one that has run out of samples repeats one that does not count.
     """
     sums = LearningSums(device)
+    samples = shard(len(images), place.rank, place.world_size)
+    most = math.ceil(len(images) / place.world_size)
+    loss_of = loss or _double_cross_entropy
     was_training = model.training
     model.eval()
     with torch.no_grad(), _buffers_of_rank_zero(model):
-        for start in range(0, len(samples), batch_size):
-            chosen = samples[start : start + batch_size]
-            inputs, labels = moved(images.__getitems__(EpochSamples(0, chosen)), device)
+        for start in range(0, most, batch_size):
+            batch = samples[start : start + batch_size]
+            inputs, labels = moved(images.__getitems__(EpochSamples(0, batch or [0])), device)
             logits = called(model, inputs).float()
-            mean = (
-                nn.functional.cross_entropy(logits.double(), labels)
-                if loss is None
-                else loss(logits, labels)
-            )
-            sums.add(logits, labels, mean)
-        for _ in range(math.ceil(len(samples) / batch_size), together or 0):
-            called(model, moved(images.__getitems__(EpochSamples(0, [0]))[0], device))
-    if together is not None:
-        reshard_all(model)
+            if batch:
+                sums.add(logits, labels, loss_of(logits, labels))
+    reshard_all(model)
     model.train(was_training)
     return sums.over_all_processes()
+
+
+def _double_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.double(), labels)
 
 
 @contextmanager
@@ -134,12 +132,12 @@ def _buffers_of_rank_zero(model: nn.Module) -> Iterator[None]:
         yield
         return
     buffers = list(model.buffers())
-    own = [buffer.clone() for buffer in buffers]
+    before = [buffer.clone() for buffer in buffers]
     for buffer in buffers:
         distributed.broadcast(buffer, src=0)
     yield
-    for buffer, kept in zip(buffers, own, strict=True):
-        buffer.copy_(kept)
+    for buffer, values in zip(buffers, before, strict=True):
+        buffer.copy_(values)
 
 
 class LearningRates:
@@ -156,7 +154,7 @@ class LearningRates:
     def apply(self, epochs: int, step: int) -> float:
         """Set and return the rate of a step, counted from 0, after so many whole epochs."""
         config = self._config
-        factor = config.gamma ** sum(one <= epochs for one in config.milestones)
+        factor = config.gamma ** sum(milestone <= epochs for milestone in config.milestones)
         warmup_steps = config.warmup_epochs * self._steps_per_epoch
         if warmup_steps:
             factor *= min(1.0, (epochs * self._steps_per_epoch + step + 1) / warmup_steps)
@@ -178,5 +176,3 @@ class TrainState:
     rates: LearningRates
     sums: LearningSums
     records: list[EpochRecord] = field(default_factory=list)  # of finished epochs
-    epochs: int = 0  # finished
-    learning_rate: float = 0.0  # of the last step

@@ -27,12 +27,12 @@ def training_task(assignment: Assignment, place: TorchrunPlace) -> tuple[JobFold
     """The folder and the task of a process that trains a cell; raises DpscopeError for a cell that
     is not planned.
     """
-    out = TrainFolder(assignment.folder)
-    had = out.manifest()
-    plan = [one.planned for one in had.plan]
-    cell = planned_cell(assignment.cell, plan, out.manifest_path, place)
-    kind, threads = had.device_type, had.threads_per_process
-    job = train_job(out, had.config, cell, assignment.seed, kind, threads)
+    folder = TrainFolder(assignment.folder)
+    manifest = folder.manifest()
+    plan = [training.planned for training in manifest.plan]
+    cell = planned_cell(assignment.cell, plan, folder.manifest_path, place)
+    kind, threads = manifest.device_type, manifest.threads_per_process
+    job = train_job(folder, manifest.config, cell, assignment.seed, kind, threads)
     return job.folder, partial(_train, job)
 
 

@@ -1,10 +1,10 @@
 """One process's part of a training: process group, model, data, epochs, records."""
 
-import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,20 +18,19 @@ from dpscope.launch.jobs.process_group import (
     wait_limit_s,
 )
 from dpscope.launch.jobs.worker_process import TorchrunPlace, starting_up
-from dpscope.launch.learning import loop, train_state
+from dpscope.launch.learning import checkpoints, loop
 from dpscope.launch.learning.loop import Learned, LearningSums, TrainState
 from dpscope.launch.learning.train_plan import TrainJob
 from dpscope.launch.workload.image_sets import check_classes, image_set, random_words
 from dpscope.launch.workload.input_pipeline import micro_batching, open_stream
 from dpscope.launch.workload.models import build_model
-from dpscope.launch.workload.strategies import compiled_so_far, is_sharded, wrap_for
+from dpscope.launch.workload.strategies import compiled_so_far, wrap_for
 from dpscope.launch.workload.train_step import TrainStep, with_precision
 from dpscope.profiling.instruments.ddp_counters import parameter_sizes
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import cell_workload
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.training import EpochRecord, TrainResult
-from dpscope.profiling.store.files import write_json
 
 # of a collective for a late rank: torch's default for gloo, and enough to save a checkpoint
 _LONGEST_WAIT_S = 1800.0
@@ -50,32 +49,28 @@ def run_training(job: TrainJob, place: TorchrunPlace) -> TrainResult:
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
         state, test = prepare(job, place, devices)
-    train_state.resume(job, state, place, devices[0])
+    checkpoints.resume(job.folder, state, place, devices[0])
     place.report("training")
-    _Training(job, place, devices, state, test).run()
+    while len(state.records) < job.config.epochs:
+        _train_epoch(job, place, devices, state, test)
+        checkpoints.save(job.folder, state, place.rank)
     state.step.batches.close()
     return TrainResult(
         cell=job.cell,
         seed=job.seed,
         status="ok",
-        epochs=state.epochs,
+        epochs=len(state.records),
         duration_s=time.time() - place.began_s,
         parameter_count=parameter_sizes(state.model).parameter_count,
-        findings=tuple(_compilation_findings(job)),
+        findings=_not_compiled(job),
     )
 
 
-def _compilation_findings(job: TrainJob) -> list[Finding]:
-    """How long torch.compile took in this process, or that it compiled nothing."""
-    if job.cell.options.compile == "off":
-        return []
-    compiled, about = compiled_so_far(), f"{job.cell.name}, seed {job.seed}"
-    if compiled.graphs == 0:
-        text = "no graph was captured, so the model ran as without --compile"
-        return [RunCode.NOT_COMPILED.finding(text, about=about)]
-    text = f"compiling {counted(compiled.graphs, 'graph')} took {compiled.seconds:.1f} s of its first epoch and test"
-    action = "compare total times over equally many epochs; the median epoch excludes the first"
-    return [RunCode.COMPILED_LATE.finding(text, action, about=about, severity="info")]
+def _not_compiled(job: TrainJob) -> tuple[Finding, ...]:
+    if job.cell.options.compile == "off" or compiled_so_far().graphs > 0:
+        return ()
+    text = "no graph was captured, so the model ran as without --compile"
+    return (RunCode.NOT_COMPILED.finding(text, about=f"{job.cell.name}, seed {job.seed}"),)
 
 
 def prepare(
@@ -84,8 +79,7 @@ def prepare(
     """The state of a training that has not begun, and its test.
 
     All devices test together under DataParallel; else each process tests its share of the samples,
-    under DDP with its own copy of the model. FSDP gathers the model in every forward pass, so that
-    all processes need the same number of them.
+    under DDP with its own copy of the model.
     """
     cell, device = job.cell, devices[0]
     workload = cell_workload(job.workload, cell)
@@ -98,35 +92,24 @@ def prepare(
     wrapped = wrap_for(precise, cell, device)
     batches = open_stream(workload, cell, built, place.rank, device, job.config.augment)
     sums = LearningSums(device)
+    loss_of = built.loss or partial(cross_entropy, label_smoothing=job.config.label_smoothing)
 
     def counted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        own, smoothing = built.loss, job.config.label_smoothing
-        loss = (
-            own(outputs, targets)
-            if own
-            else cross_entropy(outputs, targets, label_smoothing=smoothing)
-        )
+        loss = loss_of(outputs, targets)
         sums.add(outputs.detach(), targets, loss.detach())
         return loss
 
-    fed = replace(built, loss=counted_loss)
+    counting = replace(built, loss=counted_loss)
     step = TrainStep(
-        wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), fed
+        wrapped, batches, job.optimizer, workload.amp, device, micro_batching(cell), counting
     )
     rates = loop.LearningRates(step.optimizer, job.config, batches.steps_per_epoch)
     images = image_set(job.workload, built, train=False)
-    tested, shares = (precise, 1) if cell.per_device else (wrapped, cell.devices)
-    batch_size = shares * job.config.eval_batch_size
-    together = (
-        math.ceil(math.ceil(len(images) / place.world_size) / batch_size)
-        if is_sharded(wrapped)
-        else None
-    )
-    samples = loop.shard(len(images), place.rank, place.world_size)
+    batch_size, tested = job.config.eval_batch_size, precise
+    if not cell.per_device:
+        batch_size, tested = batch_size * cell.devices, wrapped
     state = TrainState(model=model, step=step, rates=rates, sums=sums)
-    return state, lambda: loop.evaluate(
-        tested, images, samples, batch_size, device, together, built.loss
-    )
+    return state, lambda: loop.evaluate(tested, images, place, batch_size, device, built.loss)
 
 
 def _seed_all(seed: int) -> None:
@@ -135,72 +118,52 @@ def _seed_all(seed: int) -> None:
     np.random.seed(seed % (1 << 32))
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The epochs of a training in one process, trained and tested, each timed separately."""
-
-    job: TrainJob
-    place: TorchrunPlace
-    devices: tuple[torch.device, ...]
-    state: TrainState
-    test: Callable[[], Learned]
-
-    def run(self) -> None:
-        """Train until all epochs are finished."""
-        state = self.state
-        while state.epochs < self.job.config.epochs:
-            train_s = self._steps_s()
-            began_s = time.perf_counter()
-            tested = self.test()
-            synchronise(self.devices)
-            evaluation_s = time.perf_counter() - began_s
-            self._record(state.sums.over_all_processes(), tested, train_s, evaluation_s)
-            state.epochs += 1
-            state.sums.clear()
-            train_state.save(self.job, state, self.place)
-
-    def _steps_s(self) -> float:
-        """Take an epoch's steps; how long they took."""
-        state, batches = self.state, self.state.step.batches
-        # Each process and epoch has its own random numbers: dropout differs between ranks, and a
-        # training that is resumed draws the same ones.
-        words = random_words(self.job.seed, state.epochs, [self.place.rank])
-        _seed_all(int(words[0] >> np.uint64(1)))
-        synchronise(self.devices)
-        began_s = time.perf_counter()
-        batches.start_epoch(state.epochs)
-        for step in range(batches.steps_per_epoch):
-            state.learning_rate = state.rates.apply(state.epochs, step)
-            state.step()
-        synchronise(self.devices)
-        return time.perf_counter() - began_s
-
-    def _record(
-        self, learned: Learned, tested: Learned, train_s: float, evaluation_s: float
-    ) -> None:
-        """Record an epoch; rank 0 saves it."""
-        state, cell = self.state, self.job.cell
-        record = EpochRecord(
-            cell=cell.name,
-            strategy=cell.strategy,
-            devices=cell.devices,
-            variant=cell.variant,
-            batch_size=cell.batch_size,
-            global_batch_size=cell.global_batch_size,
-            seed=self.job.seed,
-            epoch=state.epochs + 1,
-            train_loss=learned.loss,
-            train_accuracy=learned.accuracy,
-            test_loss=tested.loss,
-            test_accuracy=tested.accuracy,
-            learning_rate=state.learning_rate,
-            train_s=train_s,
-            evaluation_s=evaluation_s,
-            trained_s=sum(one.train_s for one in state.records) + train_s,
-            ended_at_s=time.time(),
-            train_samples=learned.samples,
-            test_samples=tested.samples,
-        )
-        state.records.append(record)
-        if self.place.rank == 0:
-            write_json(self.job.folder.epochs_path, state.records)
+def _train_epoch(
+    job: TrainJob,
+    place: TorchrunPlace,
+    devices: tuple[torch.device, ...],
+    state: TrainState,
+    test: Callable[[], Learned],
+) -> None:
+    """Train and test one epoch, each timed separately, and record it."""
+    epochs, batches = len(state.records), state.step.batches
+    # Each process and epoch has its own random numbers: dropout differs between ranks, and a
+    # training that is resumed draws the same ones.
+    words = random_words(job.seed, epochs, [place.rank])
+    _seed_all(int(words[0] >> np.uint64(1)))
+    synchronise(devices)
+    began_s = time.perf_counter()
+    batches.start_epoch(epochs)
+    for step in range(batches.steps_per_epoch):
+        learning_rate = state.rates.apply(epochs, step)
+        state.step()
+    synchronise(devices)
+    trained_s = time.perf_counter()
+    tested = test()
+    synchronise(devices)
+    evaluated_s = time.perf_counter()
+    learned = state.sums.over_all_processes()
+    state.sums.clear()
+    cell = job.cell
+    record = EpochRecord(
+        cell=cell.name,
+        strategy=cell.strategy,
+        devices=cell.devices,
+        variant=cell.variant,
+        batch_size=cell.batch_size,
+        global_batch_size=cell.global_batch_size,
+        seed=job.seed,
+        epoch=epochs + 1,
+        train_loss=learned.loss,
+        train_accuracy=learned.accuracy,
+        test_loss=tested.loss,
+        test_accuracy=tested.accuracy,
+        learning_rate=learning_rate,
+        train_s=trained_s - began_s,
+        evaluation_s=evaluated_s - trained_s,
+        trained_s=sum(earlier.train_s for earlier in state.records) + trained_s - began_s,
+        ended_at_s=time.time(),
+        train_samples=learned.samples,
+        test_samples=tested.samples,
+    )
+    state.records.append(record)

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -55,34 +56,33 @@ def open_train_manifest(
 
     Raises DpscopeError if the trainings began on another machine.
     """
-    on_gpus = description.device_type == "cuda"
+    kind, config = description.device_type, description.config
+    on_gpus = kind == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus, code=Path.cwd())
     hosts = starter.hosts(environment)
-    manifest = TrainManifest(
-        schema_version=TRAIN_SCHEMA_VERSION,
-        dpscope_version=importlib.metadata.version("dpscope"),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=description.config,
-        device_type=description.device_type,
-        threads_per_process=description.threads,
-        environment=environment,
-        plan=description.plan,
-        findings=(
-            *machine_findings(
-                environment, description.device_type, description.config.matrix.most_on_a_node
-            ),
-            *hosts_findings(environment, hosts),
-            *description.findings,
-        ),
-        hosts=hosts,
+    findings = (
+        *machine_findings(environment, kind, config.matrix.most_on_a_node),
+        *hosts_findings(environment, hosts),
+        *description.findings,
     )
     if is_train_folder(folder.path):
-        had = folder.manifest()
-        check_comparable(folder.path, machine_differences(had.environment, environment))
-        seeds = tuple(dict.fromkeys((*had.config.seeds, *manifest.config.seeds)))
-        config = msgspec.structs.replace(manifest.config, seeds=seeds)
-        manifest = msgspec.structs.replace(
-            had, config=config, findings=manifest.findings, hosts=hosts
+        begun = folder.manifest()
+        check_comparable(folder.path, machine_differences(begun.environment, environment))
+        seeds = tuple(dict.fromkeys((*begun.config.seeds, *config.seeds)))
+        config = msgspec.structs.replace(config, seeds=seeds)
+        manifest = msgspec.structs.replace(begun, config=config, findings=findings, hosts=hosts)
+    else:
+        manifest = TrainManifest(
+            schema_version=TRAIN_SCHEMA_VERSION,
+            dpscope_version=importlib.metadata.version("dpscope"),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=config,
+            device_type=kind,
+            threads_per_process=description.threads,
+            environment=environment,
+            plan=description.plan,
+            findings=findings,
+            hosts=hosts,
         )
     write_json(folder.manifest_path, manifest)
     return manifest
@@ -107,22 +107,21 @@ def run_trainings(
     print_train_plan(description, console)
     folder = TrainFolder(out)
     starter.check_gpus(description.jobs)
-    with held(out, console, starter):
+    with held(out, console, starter), contextlib.ExitStack() as stack:
         if fresh and is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)
         download_data(description.config.workload)
         progress = _Progress(folder, manifest, console, mirrors)
         progress.write()
+        for mirror in mirrors:
+            stack.callback(mirror.close)  # in any case, so that nothing written is lost
         trainings = JobQueue(description.jobs, console, starter, progress.watch)
         results = []
-        with contextlib.ExitStack() as stack:
-            for mirror in mirrors:
-                stack.callback(mirror.close)  # in any case, so that nothing written is lost
-            for job in trainings.work_off():
-                if (result := job.folder.result()) is not None:
-                    results.append(result)
-                    progress.write(result.findings)
+        for job in trainings.work_off():
+            if (result := job.folder.result()) is not None:
+                results.append(result)
+                progress.write(result.findings)
         return Outcome(tuple(results), trainings.stop, starter.lost)
 
 
@@ -139,9 +138,7 @@ def _remove_trainings(folder: TrainFolder) -> None:
 
 
 class _Progress:
-    """What all trainings have learned so far, shown and written to train.json and the mirrors as
-    they go on: every epoch, in the order of the plan.
-    """
+    """Shows every epoch as it ends, on the console, in train.json and in the mirrors."""
 
     def __init__(
         self,
@@ -151,39 +148,44 @@ class _Progress:
         mirrors: Sequence[TrainingMirror],
     ) -> None:
         self._console, self._mirrors, self._log_path = console, mirrors, folder.log_path
-        self._epochs = {
-            (one.cell.name, seed): folder.training(one.cell, seed).epochs()
+        self._folders = [
+            folder.training(training.cell, seed)
             for seed in manifest.config.seeds
-            for one in manifest.plan
-        }
+            for training in manifest.plan
+        ]
         self._findings = list(manifest.findings)
 
     def write(self, findings: Sequence[Finding] = ()) -> None:
+        """Write the epochs of all trainings so far, in the order of the plan."""
         self._findings += findings
-        epochs = tuple(record for records in self._epochs.values() for record in records)
+        epochs = tuple(chain.from_iterable(folder.epochs() for folder in self._folders))
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
     def watch(self, job: TrainJob) -> Watch:
         epochs, path = job.config.epochs, job.folder.epochs_path
-        known, changed_ns = job.folder.epochs(), -1
+        shown, changed_ns = job.trained_epochs, _changed_ns(path)
 
         def look(state: str | None) -> str | None:
-            """Look for a new epoch in the training's file, if that has changed."""
-            nonlocal known, changed_ns
-            written_ns = path.stat().st_mtime_ns if path.exists() else -1
-            if written_ns != changed_ns and (records := job.folder.epochs()):
-                for record in () if self._console.is_terminal else records[len(known) :]:
-                    line = Text(f"{job.name} {_epoch_line(record, epochs)}")
-                    self._console.print(line, soft_wrap=True)
-                known = self._epochs[job.cell.name, job.seed] = records
+            """Show new epochs in the training's file, if that has changed."""
+            nonlocal shown, changed_ns
+            now_ns = _changed_ns(path)
+            if now_ns != changed_ns:
+                records = job.folder.epochs()
+                if not self._console.is_terminal:
+                    for record in records[shown:]:
+                        line = f"{job.name} {_epoch_line(record, epochs)}"
+                        self._console.print(Text(line), soft_wrap=True)
+                shown, changed_ns = len(records), now_ns
                 self.write()
                 for mirror in self._mirrors:
                     mirror.write(records)
-            changed_ns = written_ns
-            epoch = min(known[-1].epoch + 1 if known else 1, epochs)
-            return f"epoch {epoch} of {epochs}" if state == "training" else state
+            return f"epoch {min(shown + 1, epochs)} of {epochs}" if state == "training" else state
 
         return look
+
+
+def _changed_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _epoch_line(record: EpochRecord, epochs: int) -> str:

@@ -108,8 +108,12 @@ def resolved_matrix(
     matrix: Matrix,
     devices: Devices,
     nodes: int = 1,
+    default_batch_sizes: tuple[int, ...] = (),
 ) -> ResolvedMatrix:
-    """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError."""
+    """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError.
+
+    Batches that are not set are `default_batch_sizes`, or those of `dpscope run`.
+    """
     on_cpu = devices.kind == "cpu"
     _check_precisions(matrix.amp_variants, devices.kind)
     graphed = [mode for mode in matrix.compile if mode in BY_CUDA_GRAPHS]
@@ -131,7 +135,7 @@ def resolved_matrix(
     _check_layouts(counts, layouts, matrix.strategies, nodes)
     _check_device_count(max((*counts, *(layout.per_node for layout in layouts))), devices)
     everywhere = {*counts, *(layout.devices for layout in layouts)}
-    sizes = matrix.batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
+    sizes = matrix.batch_sizes or default_batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
     if matrix.scaling != "weak":
         multiple = math.lcm(*everywhere)  # a global batch that every device count divides
         if not matrix.batch_sizes:

@@ -6,19 +6,6 @@ from dpscope.profiling.records.finding import Code, FindingCode
 
 
 class LearningCode(FindingCode):
-    SCHEDULE_WITHOUT_EFFECT = Code(
-        "warning",
-        meaning="A setting of the learning rate does nothing, or too much: a milestone after the "
-        "last epoch, a warm-up to the end, or (an info) scaling without a larger global batch.",
-        action="choose settings that fit the number of epochs and the global batch",
-        other_severity="info",
-    )
-    SAMPLES_PADDED = Code(
-        "info",
-        meaning="Some samples are used twice in an epoch, to give all processes equally many.",
-        action="no action needed; a data set size divisible by the number of devices needs no "
-        "padding",
-    )
     TRAINING_FAILED = Code(
         "error",
         meaning="A training failed before its last epoch.",

@@ -1,5 +1,4 @@
-"""What trainings store, as types: configuration, plan, epochs, results, what a checkpoint records.
-Imports no torch.
+"""What trainings store, as types: configuration, plan, epochs, results. Imports no torch.
 
 R/train.json                                  TrainLog: every epoch of every training, rewritten
 while they run R/train_manifest.json                         TrainManifest, written once
@@ -36,7 +35,6 @@ from dpscope.profiling.records.strategies import CellStrategy
 from dpscope.profiling.records.typed_text import whole_numbers
 
 TRAIN_SCHEMA_VERSION = 1
-CHECKPOINT_FORMAT_VERSION = 3
 
 TRAINING_MAY_CHANGE = ("seeds", "epochs", "max_restarts", "timeout_s", "download")
 """Settings that may change when trainings are added or go on: rates do not depend on them."""
@@ -211,17 +209,3 @@ class TrainLog(Stored, frozen=True):
     schema_version: int
     epochs: tuple[EpochRecord, ...]
     findings: tuple[Finding, ...] = ()
-
-
-class CheckpointDescription(Stored, frozen=True, kw_only=True):
-    """Which training a checkpoint is of, and after how many epochs."""
-
-    format_version: int = CHECKPOINT_FORMAT_VERSION
-    dpscope_version: str
-    torch_version: str
-    created_at: str  # ISO 8601, UTC
-    config: ResolvedTrainConfig
-    cell: Cell
-    seed: Stamp
-    epochs: Count
-    test_accuracy: Percent | None  # percent, after the last one

@@ -31,7 +31,9 @@ class TrainingFolder(JobFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.epochs_path, self.checkpoints_path = path / "epochs.json", path / "checkpoints"
+        self.epochs_path = path / "epochs.json"
+        self.last_path = path / "checkpoints" / "last.pt"  # of the last whole epoch
+        self.best_path = path / "checkpoints" / "best.pt"  # of the highest test accuracy
 
     def epochs(self) -> list[EpochRecord]:
         """Its epochs so far, in order."""
@@ -45,12 +47,10 @@ class TrainingFolder(JobFolder):
         """Remove an earlier attempt's files, except its checkpoints and the epochs that led to
         them.
         """
-        kept = (
-            {self.checkpoints_path, self.epochs_path} if self.checkpoints_path.exists() else set()
-        )
-        remove_written(
-            self.path.parents[2], self.path, lambda path: bool({path, path.parent} & kept)
-        )
+        kept = {self.last_path, self.best_path, self.epochs_path}
+        if not self.last_path.exists():
+            kept = set()
+        remove_written(self.path.parents[2], self.path, lambda path: path in kept)
 
 
 class TrainFolder:

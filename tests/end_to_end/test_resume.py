@@ -5,19 +5,18 @@ DDP's run on three processes where bits are compared: with two, sums do not depe
 summation. digits' 1,440 samples are 30 steps of 48.
 """
 
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
 
 from dpscope.launch.jobs.worker_process import TorchrunPlace
-from dpscope.launch.learning.checkpoints import CheckpointFolder, restore_progress, verify
 from dpscope.launch.learning.train import run_training
 from dpscope.launch.learning.train_plan import (
     TrainJob,
@@ -27,10 +26,9 @@ from dpscope.launch.learning.train_plan import (
     train_job,
 )
 from dpscope.launch.learning.train_run import open_train_manifest, run_trainings
-from dpscope.profiling.records.training import EpochRecord
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
-from dpscope.profiling.store.training_folders import TrainFolder
+from dpscope.profiling.store.training_folders import TrainFolder, TrainingFolder
 from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
@@ -60,8 +58,6 @@ def train_here(out: Path, **flags: object) -> TrainJob:
     description = plan(out, **flags)
     (planned,) = description.jobs
     open_train_manifest(TrainFolder(out), description)
-    if planned.resumption is not None:
-        restore_progress(planned.resumption, planned.folder)
     job = train_job(TrainFolder(out), description.config, planned.cell, planned.seed, "cpu", 1)
     job.folder.path.mkdir(parents=True, exist_ok=True)
     write_json(job.folder.result_path, run_training(job, ALONE))
@@ -85,26 +81,26 @@ def train(out: Path, model: str, **flags: object) -> None:
     assert outcome.ok, outcome.results
 
 
-def training(out: Path) -> tuple[CheckpointFolder, list[EpochRecord]]:
-    """The checkpoints and epochs of the only training in a run folder."""
+def training(out: Path) -> TrainingFolder:
+    """The only training in a run folder."""
     (path,) = (out / "training").glob("*/seed0")
     assert not list(path.rglob(".tmp-*"))
-    return CheckpointFolder(path / "checkpoints"), TrainFolder(out).training(
-        _cell(path), 0
-    ).epochs()
+    return TrainingFolder(path)
 
 
-def _cell(path: Path) -> Any:
-    return verify(path / "checkpoints" / "last.pt").cell
+def saved(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
 
 
 def assert_same_bits(out: Path, straight: Path) -> None:
     """Weights, optimizer, learning rates and losses are those of a training that ran straight
     through.
     """
-    (folder, epochs), (other_folder, other_epochs) = training(out), training(straight)
-    content, other = (torch.load(each.last, weights_only=True) for each in (folder, other_folder))
-    assert verify(folder.last).epochs == EPOCHS
+    folder, epochs = training(out), training(out).epochs()
+    other_epochs = training(straight).epochs()
+    content, other = saved(folder.last_path), saved(training(straight).last_path)
+    assert content["epochs"] == msgspec.to_builtins(epochs)
     assert all(content[part] for part in ("model", "optimizer"))
     for part in ("model", "optimizer", "scaler"):
         assert_equal(content[part], other[part])
@@ -120,12 +116,8 @@ def assert_same_bits(out: Path, straight: Path) -> None:
         assert [getattr(record, field) for record in epochs] == [
             getattr(record, field) for record in other_epochs
         ]
-    best = verify(folder.best)
     accuracies = [record.test_accuracy for record in epochs]
-    assert (best.epochs, best.test_accuracy) == (
-        accuracies.index(max(accuracies)) + 1,
-        max(accuracies),
-    )
+    assert len(saved(folder.best_path)["epochs"]) == accuracies.index(max(accuracies)) + 1
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -160,9 +152,9 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(
             train_here(tmp_path / "stopped", **settings)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (
-        verify(training(tmp_path / "stopped")[0].last).epochs == 2
-    )  # step 70 of a process is step 10 of the third epoch
+    # step 70 of a process is step 10 of the third epoch
+    stopped = training(tmp_path / "stopped")
+    assert len(stopped.epochs()) == len(saved(stopped.last_path)["epochs"]) == 2
     train_here(tmp_path / "stopped", **settings)
     train_here(tmp_path / "straight", **settings)  # the model has sent its signal once
     assert_same_bits(tmp_path / "stopped", tmp_path / "straight")
@@ -185,25 +177,32 @@ def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: 
     assert_same_bits(killed, straight)
 
 
+def test_an_epoch_that_was_saved_but_not_recorded_is_kept(tmp_path: Path) -> None:
+    """The process may be killed between the two."""
+    settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
+    train_here(tmp_path / "run", **settings)
+    folder = training(tmp_path / "run")
+    records = folder.epochs()
+    write_json(folder.epochs_path, records[:-1])
+    folder.result_path.unlink()
+    train_here(tmp_path / "run", **settings)
+    assert folder.epochs() == records
+
+
 def test_what_cannot_be_gone_on_from(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": "single", "model": "resumed_models:with_dropout"}
     train_here(tmp_path / "run", **{**settings, "epochs": 2})
-    folder, _ = training(tmp_path / "run")
-    for path in (tmp_path / "run" / "training").glob("*/seed0/result.json"):
-        path.unlink()
+    folder = training(tmp_path / "run")
+    folder.result_path.unlink()
     with pytest.raises(
         DpscopeError,
-        match=r"--epochs 1: .*last\.pt is at the end of epoch 2 already; give more epochs",
+        match=r"--epochs 1: single-d1-b48 seed 0 is at the end of epoch 2 already; give more epochs",
     ):
         plan(tmp_path / "run", **{**settings, "epochs": 1})
-    shutil.copytree(folder.path.parent, folder.path.parents[1] / "seed3")
-    with pytest.raises(
-        DpscopeError, match=r"seed3/checkpoints/last\.pt is of single-d1-b48 with seed 0; remove it"
-    ):
-        plan(tmp_path / "run", **{**settings, "seeds": "3"})
-    whole = folder.last.read_bytes()
-    folder.last.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DpscopeError, match=r"last\.pt is .*torn.*remove it, or give --fresh"):
-        plan(tmp_path / "run", **settings)
-    config = load_train_config(None, {**SETTINGS, **settings})
-    assert plan_trainings(config, tmp_path / "run", fresh=True).jobs[0].resumption is None
+    whole = folder.last_path.read_bytes()
+    folder.last_path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DpscopeError, match=r"last\.pt cannot be resumed from .*remove it"):
+        train_here(tmp_path / "run", **settings)
+    folder.last_path.unlink()  # as the message says
+    train_here(tmp_path / "run", **settings)
+    assert [record.epoch for record in folder.epochs()] == list(range(1, EPOCHS + 1))

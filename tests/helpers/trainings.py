@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.matrix import ResolvedMatrix
 from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.training import (
     TRAIN_SCHEMA_VERSION,
-    CheckpointDescription,
     EpochRecord,
     PlannedTraining,
     ResolvedTrainConfig,
@@ -58,15 +55,6 @@ def _config(epochs: int, **workload: Any) -> ResolvedTrainConfig:
     return ResolvedTrainConfig(
         workload=Workload(**workload), optimizer=Optimizer(), matrix=matrix, epochs=epochs
     )
-
-
-def checkpoint(cell: Cell, **changes: Any) -> CheckpointDescription:
-    """The description of a checkpoint after two of four epochs."""
-    description = CheckpointDescription(
-        dpscope_version="0.2.0", torch_version="2.9", created_at="2026-01-01T00:00:00Z", config=_config(4, model="tiny"),
-        cell=cell, seed=0, epochs=2, test_accuracy=50.0,
-    )  # fmt: skip
-    return msgspec.structs.replace(description, **changes)
 
 
 def record(

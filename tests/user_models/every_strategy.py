@@ -15,12 +15,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, distributed, nn
 
-from dpscope.launch.learning.train_state import (
-    load_model_state,
-    load_optimizer_state,
-    whole_model_state,
-    whole_optimizer_state,
-)
+from dpscope.launch.learning.checkpoints import load_state, whole_state
 from dpscope.launch.workload.strategies import held_bytes, is_composed, sharded_units, wrap_for
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import Strategy, traits_of
@@ -63,19 +58,13 @@ def main() -> None:
             steps()
         after = weights(built)
         sharded = traits_of(strategy).sharded
-        kept: list[Any] = [
-            copy.deepcopy(
-                (whole_model_state(built, sharded), whole_optimizer_state(steps.optimizer))
-            )
-        ]
+        kept: list[Any] = [copy.deepcopy(whole_state(built, steps.optimizer))]
         if sharded and rank > 0:  # rank 0 alone holds the whole state
-            assert kept[0][0] == {}
-            assert {one for held in kept[0][1]["state"].values() for one in held.values()} == {None}
+            assert kept[0] == ({}, {})
         distributed.broadcast_object_list(kept)
         steps()
         once_more = weights(built)
-        load_model_state(built, kept[0][0], sharded)
-        load_optimizer_state(steps.optimizer, kept[0][1])
+        load_state(built, steps.optimizer, *kept[0])
         steps()
         found[strategy] = {
             "apart": apart(after, expected),

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dpscope.launch.learning.loop import evaluate, shard
+from dpscope.launch.jobs.worker_process import TorchrunPlace
+from dpscope.launch.learning.loop import evaluate
 from dpscope.launch.workload.image_sets import EpochSamples, FakeImages
 from dpscope.launch.workload.input_pipeline import MicroBatching, open_stream
 from dpscope.launch.workload.models import build_model
@@ -94,7 +95,8 @@ def tested(rank: int, size: int) -> tuple[object, ...]:
         for buffer in model.buffers():
             buffer += rank  # running mean, variance and count
     own = [buffer.clone() for buffer in model.buffers()]
-    found = evaluate(model, images, shard(SAMPLES, rank, size), 4, HOST)
+    place = TorchrunPlace(rank, rank, size, size, node=0)
+    found = evaluate(model, images, place, 4, HOST)
     everywhere = torch.tensor(int(model.training and all(map(torch.equal, own, model.buffers()))))
     distributed.all_reduce(everywhere, distributed.ReduceOp.MIN)
     batch, labels = images.__getitems__(EpochSamples(0, range(SAMPLES)))

@@ -14,26 +14,17 @@ from dpscope.launch.learning.train_plan import (
     load_train_config,
     make_train_plan,
     resolve_training,
-    train_findings,
 )
 from dpscope.profiling.records.config import Workload
-from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.training import PlannedTraining
 from dpscope.profiling.store.errors import DpscopeError
 
 CPU = Devices(kind="cpu", count=None)
 
 
-def planned(
-    file: Path | None = None, /, **flags: object
-) -> tuple[tuple[PlannedTraining, ...], dict[str, Finding]]:
+def planned(file: Path | None = None, /, **flags: object) -> tuple[PlannedTraining, ...]:
     config = resolve_training(load_train_config(file, {"lr": 0.1, **flags}), CPU)
-    plan = make_train_plan(config, "cpu")
-    return plan, {
-        one.code: one
-        for one in train_findings(config, plan, "cpu")
-        if one.code != "cpu_oversubscribed"
-    }
+    return make_train_plan(config, "cpu")
 
 
 def names(plan: tuple[PlannedTraining, ...]) -> list[str]:
@@ -41,21 +32,20 @@ def names(plan: tuple[PlannedTraining, ...]) -> list[str]:
 
 
 def test_strong_scaling_divides_the_batch_and_has_one_single_device_each() -> None:
-    plan, findings = planned(devices="2", batch_size="64,32")
+    plan = planned(devices="2", batch_size="64,32")
     assert names(plan) == [
         "single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16", "single-d1-b64", "dp-host-d2-b32", "ddp-d2-b32",
     ]  # fmt: skip
     assert {one.learning_rate for one in plan} == {0.1}
-    assert not findings
-    assert names(planned(devices="2", comm_hook="none,fp16", accumulate="2")[0]) == [
+    assert names(planned(devices="2", comm_hook="none,fp16", accumulate="2")) == [
         "single-d1-b32-accumulate-2", "dp-host-d2-b16-accumulate-2", "ddp-d2-b16-accumulate-2",
         "ddp-d2-b16-hook-fp16-accumulate-2",
     ]  # fmt: skip
-    assert names(planned(devices="2", strategy="ddp")[0]) == ["ddp-d2-b16"]
-    assert names(planned(devices="1", strategy="single,ddp")[0]) == ["single-d1-b32", "ddp-d1-b32"]
+    assert names(planned(devices="2", strategy="ddp")) == ["ddp-d2-b16"]
+    assert names(planned(devices="1", strategy="single,ddp")) == ["single-d1-b32", "ddp-d1-b32"]
     # The default batch is the first multiple of 6 from 32 on.
-    assert {one.cell.global_batch_size for one in planned(devices="1,2,3")[0]} == {36}
-    assert {one.cell.batch_size for one in planned(devices="3", scaling="weak")[0]} == {32}
+    assert {one.cell.global_batch_size for one in planned(devices="1,2,3")} == {36}
+    assert {one.cell.batch_size for one in planned(devices="3", scaling="weak")} == {32}
 
 
 @pytest.mark.parametrize(
@@ -63,52 +53,31 @@ def test_strong_scaling_divides_the_batch_and_has_one_single_device_each() -> No
     [("none", 0.1, 0.1), ("sqrt", 0.141421356, 0.2), ("linear", 0.2, 0.4)],
 )
 def test_learning_rates_follow_the_global_batch(scaling: str, two: float, four: float) -> None:
-    plan, findings = planned(
+    plan = planned(
         devices="1,2,4", strategy="single,ddp", scaling="weak", learning_rate_scaling=scaling
     )
     assert {one.cell.devices: one.learning_rate for one in plan} == pytest.approx(
         {1: 0.1, 2: two, 4: four}
     )
-    assert not findings
 
 
 def test_learning_rate_scaling_has_no_effect_under_strong_scaling(tmp_path: Path) -> None:
-    """As an option it is refused; in a file, which may serve other trainings as well, it is a
-    finding.
-    """
+    """As an option it is refused; in a file, which may serve other trainings as well, it is not."""
     with pytest.raises(
         DpscopeError, match="--learning-rate-scaling does nothing here: under --scaling strong"
     ):
         planned(devices="2", learning_rate_scaling="linear")
     (tmp_path / "train.toml").write_text('learning_rate_scaling = "linear"')
-    plan, findings = planned(tmp_path / "train.toml", devices="2")
+    plan = planned(tmp_path / "train.toml", devices="2")
     assert {one.learning_rate for one in plan} == {0.1}
-    assert list(findings) == ["schedule_without_effect"]
-
-
-def test_milestones_and_warm_up_beyond_the_end_are_warnings() -> None:
-    milestone, warm_up = (
-        planned(devices="2", epochs=8, **settings)[1]["schedule_without_effect"]
-        for settings in ({"milestones": "6,8,9"}, {"warmup_epochs": 8})
-    )
-    assert {milestone.severity, warm_up.severity} == {"warning"}
-    assert "--milestones 8,9: with 8 epochs" in milestone.message
-    assert "--warmup-epochs 8: with 8 epochs" in warm_up.message
-    assert not planned(devices="2", epochs=8, milestones="6,7", warmup_epochs=7)[1]
 
 
 def test_samples_that_cannot_be_shared_are_counted() -> None:
-    plan, findings = planned(
-        devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp"
-    )
+    plan = planned(devices="2,4", data="fake", samples=37, batch_size="8", strategy="single,ddp")
     # 37 samples are padded to 38 and 40.
     assert {one.cell.devices: one.repeated_samples for one in plan} == {1: 0, 2: 1, 4: 3}
-    assert list(findings) == ["samples_padded"]
-    assert (
-        "1 of them with 2 devices, 3 of them with 4 devices" in findings["samples_padded"].message
-    )
     # 1,440
-    assert not any(one.repeated_samples for one in planned(devices="2,3,4,6,8", batch_size="48")[0])
+    assert not any(one.repeated_samples for one in planned(devices="2,3,4,6,8", batch_size="48"))
 
 
 @pytest.mark.parametrize(
