@@ -57,17 +57,23 @@ def write_with_figures(
 ) -> None:
     """Write a report's `texts`, made from its figures, and its figures in these formats.
 
-    If it is the `whole` report in the folder, other figures that dpscope wrote there are removed.
+    Without formats, those in which an earlier report's figures lie in the folder are kept: their
+    files are written again, to be of the same state as the page, but for those that were edited. If
+    it is the `whole` report in the folder, other figures that dpscope wrote there are removed.
     """
     from dpscope.analysis.figures.draw import figure_files
 
     check_report_folder(folder, [f"{name}.{one}" for name in figures for one in formats])
+    earlier = marked_figures(folder)
+    if not formats:
+        formats = sorted({path.suffix.removeprefix(".") for path in earlier})
     embedded, drawn = figure_files(figures, formats)
+    kept = {path.name for path in folder.glob("figures/*")} - {path.name for path in earlier}
     contents: dict[str, str | bytes] = {
         **texts(embedded),
-        **{f"figures/{name}": content for name, content in drawn.items()},
+        **{f"figures/{name}": drawn[name] for name in drawn.keys() - kept},
     }
     write_together({folder / name: content for name, content in contents.items()})
-    stale = [path for path in marked_figures(folder) if path.name not in drawn] if whole else []
+    stale = [path for path in earlier if path.name not in drawn] if whole else []
     for path in stale:
         path.unlink()

@@ -41,11 +41,26 @@ def test_figures_have_the_requested_formats_and_no_others_stay(report: Report) -
     with pytest.raises(ForeignFileError, match=r"waits\.svg was not written by dpscope"):
         write_report(report, ["svg"])
     assert files(["pdf"]) == {"waits.pdf", "waits.svg"}, "what was edited stays"
-    assert files([]) == {"waits.svg"}
+    assert files([]) == {"waits.pdf", "waits.svg"}, "what was asked for before is kept"
     vars(report)["figures"] = {"busbw": Figure(figsize=(1, 1))}
     assert files() == {"waits.svg", "busbw.png"}
     vars(report)["figures"] = {"waits": Figure(figsize=(1, 1))}
     assert files() == {"waits.svg", "waits.png"}, "a figure that is drawn no more is removed"
+
+
+@pytest.mark.long
+def test_a_report_without_formats_writes_earlier_figures_again_but_for_edited_ones(
+    report: Report,
+) -> None:
+    vars(report)["figures"] = {name: Figure(figsize=(1, 1)) for name in ("waits", "busbw")}
+    folder = write_report(report, ["svg"]).parent / "figures"
+    before = (folder / "busbw.svg").read_text()
+    (folder / "waits.svg").write_text("<svg>edited by hand</svg>")
+    vars(report)["figures"] = {name: Figure(figsize=(2, 1)) for name in ("waits", "busbw", "batch")}
+    write_report(report)
+    assert (folder / "waits.svg").read_text() == "<svg>edited by hand</svg>"
+    assert (folder / "busbw.svg").read_text() != before
+    assert {path.name for path in folder.iterdir()} == {"waits.svg", "busbw.svg", "batch.svg"}
 
 
 @pytest.mark.long
