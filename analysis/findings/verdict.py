@@ -216,23 +216,31 @@ def _more_repeats(run: RunData) -> int:
 
 def _setting(run: RunData, comparison: Comparison, data: Job | None) -> str:
     """What was measured and where in one line, and what that is not valid for."""
+    batch = "" if data is None else f"batch {data.batch_text} per device"
+    return f"{measured_where(run, batch)}. {validity(run, comparison)}".strip()
+
+
+def measured_where(run: RunData, batch: str = "") -> str:
+    """Model, `batch` in words, machine and repeats."""
     manifest = run.manifest
     name = manifest.config.workload.model.rpartition(":")[2]
     if manifest.script:
         name = Path(manifest.script).name
-    batch = "" if data is None else f", batch {data.batch_text} per device"
     environment = manifest.environment
     if run.device_type == "cpu":
         machine = counted(environment.cpu_count, "CPU core")
     else:
         names = sorted({one.name or "unknown GPU" for one in environment.accelerators})
         machine = f"{len(environment.accelerators)} x {', '.join(names)}"
-    setting = f"{name}{batch}, {machine}, {repeats_text(run)}."
+    return ", ".join(filter(None, (name, batch, machine, repeats_text(run))))
+
+
+def validity(run: RunData, comparison: Comparison) -> str:
+    """What a run's numbers are not valid for; empty on GPUs."""
     if run.device_type != "cpu":
-        return setting
+        return ""
     with_stand_in = any(traits_of(row.strategy).host_copies for row in comparison.rows.values())
-    validity = STAND_IN if with_stand_in else CPU_RUN
-    return f"{setting} {validity}"
+    return STAND_IN if with_stand_in else CPU_RUN
 
 
 def _alike(comparison: Comparison, chosen: CellRow) -> list[CellRow]:

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.run_findings import conclusions
-from dpscope.analysis.findings.verdict import run_verdict
+from dpscope.analysis.findings.verdict import measured_where, run_verdict, validity
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.comparison_tables import comparison_csv, first_cells, slowed_notes
 from dpscope.analysis.report.files import (
@@ -82,8 +82,19 @@ class Report(Results):
 
     @cached_property
     def study(self) -> Mapping[str, TextTable]:
-        """The tables of data-parallel studies; traces alone hold no epochs."""
-        return tables_of(self, STUDY) if self.run.recorded is not None else {}
+        """The tables of data-parallel studies, each with what it is of and what limits it, since people
+        take single tables into their texts; traces alone hold no epochs.
+        """
+        if self.run.recorded is None:
+            return {}
+        where = measured_where(self.run)
+        limits = [fact.text for fact in self.verdict.limits]
+        if invalid := validity(self.run, self.comparison):
+            limits.insert(0, invalid.removesuffix("."))
+        return {
+            name: replace(table, title=f"{table.title}: {where}", notes=(*table.notes, *limits))
+            for name, table in tables_of(self, STUDY).items()
+        }
 
     def section(self, name: str) -> dict[str, TextTable]:
         """The tables of a section of the page."""

@@ -2,16 +2,17 @@
 and number of devices.
 
 Epochs, speedups and estimates are of untraced steps; the parts of an epoch are those of traced
-ones, which add up to the traced epoch.
+ones, which add up to the traced epoch. What a column means stands in the table's notes, since
+people take single tables into their texts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dpscope.analysis.cells.columns import columns
-from dpscope.analysis.cells.row import ratio
+from dpscope.analysis.cells.row import CellRow, ratio
 from dpscope.analysis.cells.times import epoch_seconds
-from dpscope.analysis.report.comparison_tables import slowed_notes
+from dpscope.analysis.report.comparison_tables import ring_notes, slowed_notes
 from dpscope.analysis.report.results import Results
 from dpscope.analysis.runs.variant_savings import single_device_baselines
 from dpscope.analysis.text.text_table import Field, TextTable, Unknown, table_of
@@ -24,11 +25,9 @@ Row = Mapping[str, Any]
 
 _RATIO, _PERCENT = Unit("", 1.0, 2), Unit("%", 0.01, 1)
 _PLACE = (
-    Field(
-        "strategy", "label", meaning="Strategy, variant and, of several, nodes", column="strategy"
-    ),
-    Field("devices", "devices", meaning="Devices of the step, N"),
-    Field("b", "batch_size", meaning="Batch per device"),
+    Field("strategy", "label", column="strategy"),
+    Field("devices", "devices", meaning="N, on which a step runs"),
+    Field("b", "batch_size", meaning="samples of a step on each device"),
 )
 _PER_EPOCH = {  # field -> the column of a traced step
     "traced_epoch_us": "traced_step_us",
@@ -42,6 +41,10 @@ _PER_EPOCH = {  # field -> the column of a traced step
 _REASONS = {  # field -> the column whose reason explains that it is missing
     **_PER_EPOCH,
     "epoch_us": "step_us",
+    "epoch_half_us": "step_low_us",
+    "speedup_b_half": "weak_efficiency_low",
+    "speedup_g_half": "strong_speedup_low",
+    "added_half_us": "same_local_batch_low_us",
     "speedup_b": "weak_efficiency",
     "efficiency_b": "weak_efficiency",
     "speedup_g": "strong_speedup",
@@ -77,10 +80,24 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
         row[f"alone_{letter}_us"] = alone_us
     _subtract(row)
     steps = compared.steps_per_epoch
+    row["added_half_us"] = _times(steps, _half_width(compared, "same_local_batch_us"))
+    row["speedup_b_half"] = _times(data.devices, _half_width(compared, "weak_efficiency"))
+    row["speedup_g_half"] = _half_width(compared, "strong_speedup")
+    whole = epoch_seconds(data)[1]
+    row["epoch_half_us"] = None if whole else _times(steps, _half_width(compared, "step_us"))
     for name, column in _PER_EPOCH.items():
-        value = compared.number(column)
-        row[name] = None if value is None or steps is None else value * steps
+        row[name] = _times(steps, compared.number(column))
     return row
+
+
+def _times(count: int | None, value: float | None) -> float | None:
+    return None if count is None or value is None else count * value
+
+
+def _half_width(row: CellRow, column: str) -> float | None:
+    """Half the 95% interval of a column, on the wider side."""
+    value, bounds = row.number(column), row.interval(column)
+    return None if value is None or bounds is None else bounds.half_width(value)
 
 
 def _subtract(row: dict[str, Any]) -> None:
@@ -116,7 +133,9 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
         for one in kept
         if (reason := _reason(report, row, one))
     ]
-    return table_of(title, (*_PLACE, *kept), shown, notes, unknown)
+    columns_shown = (*_PLACE, *kept)
+    meanings = [f"{one.heading}: {one.meaning}" for one in columns_shown if one.meaning]
+    return table_of(title, columns_shown, shown, ["; ".join(meanings), *notes], unknown)
 
 
 def _filled(rows: Sequence[Row], fields: Sequence[Field]) -> bool:
@@ -144,23 +163,26 @@ def epoch_table(report: Results) -> TextTable:
     """Epoch time, speedup and efficiency."""
     seconds = _seconds(report)
     fields: Sequence[Field] = (
-        Field("G", "global_batch_size", meaning="Global batch"),
-        Field("epoch", "epoch_us", seconds, "Seconds of an epoch"),
+        Field("G", "global_batch_size", meaning="samples of a step on all devices, N b"),
+        Field("epoch", "epoch_us", seconds),
+        Field("epoch ±", "epoch_half_us", seconds),
         Field(
             "without loading",
             "epoch_without_wait_us",
             seconds,
-            "The same without waiting for loaded batches",
+            "the epoch without waiting for loaded batches",
         ),
         Field("speedup at same b", "speedup_b", _RATIO, "T_1(b)/T_N(b), of epochs"),
-        Field("efficiency at same b", "efficiency_b", _PERCENT, "That speedup over N"),
-        Field("speedup at same G", "speedup_g", _RATIO, "T_1(G)/T_N(G/N), of epochs"),
-        Field("efficiency at same G", "efficiency_g", _PERCENT, "That speedup over N"),
+        Field("speedup at same b ±", "speedup_b_half", _RATIO),
+        Field("efficiency at same b", "efficiency_b", _PERCENT, "that speedup over N"),
+        Field("speedup at same G", "speedup_g", _RATIO, "T_1(G)/T_N(b), of epochs"),
+        Field("speedup at same G ±", "speedup_g_half", _RATIO),
+        Field("efficiency at same G", "efficiency_g", _PERCENT, "that speedup over N"),
         Field(
             "accuracy",
             "test_accuracy_percent",
             Unit("%", 1.0, 2),
-            "Test accuracy after training, median over seeds",
+            "test accuracy after training, median over seeds",
         ),
     )
     if report.run.manifest.config.workload.data == "synthetic":
@@ -171,6 +193,7 @@ def epoch_table(report: Results) -> TextTable:
 
 def _epoch_notes(report: Results) -> Iterator[str]:
     whole = all(epoch_seconds(data)[1] for data in report.run.measured)
+    yield _HALF_WIDTH
     yield (
         "epoch: mean of the measured whole epochs"
         if whole
@@ -182,7 +205,6 @@ def _epoch_notes(report: Results) -> Iterator[str]:
             "on the first screen"
         )
         yield f"steps of an epoch: {_epoch_lengths(report)}"
-    yield "speedup: T_1/T_N of epochs, at the same batch per device b and at the same global batch G"
     yield from _input_path(report)
     published = report.run.manifest.config.reporting.published
     if published is not None and not any(_published(report)):
@@ -225,16 +247,16 @@ def traced_table(report: Results) -> TextTable:
     """Compute and communication of an epoch; the parts of a row add up to its epoch."""
     seconds = _seconds(report)
     fields = (
-        Field("traced epoch", "traced_epoch_us", seconds, "The sum of the following columns"),
-        Field("compute", "compute_epoch_us", seconds, "At least one kernel or operator computes"),
-        Field("wait", "wait_epoch_us", seconds, "Exposed: waiting for a late rank"),
-        Field("transfer", "transfer_epoch_us", seconds, "Exposed: moving data"),
-        Field("other", "other_epoch_us", seconds, "Exposed, not split into wait and transfer"),
-        Field("idle", "idle_epoch_us", seconds, "Neither compute nor communication"),
+        Field("traced epoch", "traced_epoch_us", seconds, "the sum of the following columns"),
+        Field("compute", "compute_epoch_us", seconds, "at least one kernel or operator computes"),
+        Field("wait", "wait_epoch_us", seconds, "exposed, waiting for a late rank"),
+        Field("transfer", "transfer_epoch_us", seconds, "exposed, moving data"),
+        Field("other", "other_epoch_us", seconds, "exposed, not split into wait and transfer"),
+        Field("idle", "idle_epoch_us", seconds, "neither compute nor communication"),
     )
     notes = [
-        "means of traced steps × steps of an epoch; traced epoch = compute + wait + transfer + other + idle; "
-        "wait, transfer and other: communication that compute does not hide",
+        "exposed: communication that compute does not hide",
+        "means of traced steps × steps of an epoch; intervals of the parts of a step are in comparison.csv",
         *slowed_notes(report.comparison),
     ]
     title = "Compute and communication of an epoch, traced"
@@ -249,20 +271,32 @@ def estimated_table(report: Results) -> TextTable:
             "all measured",
             "communication_epoch_us",
             seconds,
-            "All communication of the traced steps, hidden or not",
+            "all communication of the traced steps, hidden or not",
         ),
         Field(
             "exposed measured",
             "exposed_epoch_us",
             seconds,
-            "Communication that compute does not hide",
+            "communication that compute does not hide",
         ),
-        Field("T_N-T_1/N", "same_local_batch_epoch_us", seconds, "At the same b"),
-        Field("T_N-T_1(G)/N", "ideal_split_epoch_us", seconds, "At the same G, split ideally"),
-        Field("T_N-T_1(G)", "same_total_epoch_us", seconds, "At the same G"),
+        Field(
+            "T_N-T_1(b)/N",
+            "same_local_batch_epoch_us",
+            seconds,
+            "one device at b takes N times as many steps",
+        ),
+        Field("T_N-T_1(b)/N ±", "added_half_us", seconds),
+        Field(
+            "T_N-T_1(G)/N",
+            "ideal_split_epoch_us",
+            seconds,
+            "one device at G = N b, its epoch divided by N",
+        ),
+        Field("T_N-T_1(G)", "same_total_epoch_us", seconds, "one device at G"),
     )
     notes = [
-        "subtractions: of the untraced epochs of the first table; they include whatever else differs, and can be negative"
+        _HALF_WIDTH,
+        "subtractions: of untraced epochs; they include whatever else differs, and can be negative",
     ]
     title = "Communication of an epoch, measured and by subtraction"
     return _table(report, title, fields, notes)
@@ -271,34 +305,40 @@ def estimated_table(report: Results) -> TextTable:
 def rate_table(report: Results) -> TextTable:
     """Bandwidth by the ring formula and as measured."""
     fields = (
-        Field("bytes/step", "bytes_per_step", "bytes", "Bytes of the collectives of a step"),
+        Field("bytes/step", "bytes_per_step", "bytes", "of the collectives of a step"),
         Field(
             "ring by subtraction",
             "ring_subtraction_gb_per_s",
             "bandwidth",
-            "Bytes of the ring formula over T_N-T_1/N",
+            "bytes that the ring formula moves in an epoch over T_N-T_1(b)/N, not a measured rate; "
+            "comparison.csv has that of a step",
         ),
-        Field("algbw", "algbw_gb_per_s", "bandwidth", "Bytes over the transfers of all-reduces"),
-        Field("busbw", "busbw_gb_per_s", "bandwidth", "That times 2(N-1)/N"),
+        Field(
+            "algbw",
+            "algbw_gb_per_s",
+            "bandwidth",
+            "bytes of all-reduces over the time of their transfers",
+        ),
+        Field(
+            "busbw", "busbw_gb_per_s", "bandwidth", "algbw times 2(N-1)/N, what a ring's link moves"
+        ),
         Field(
             "all comm.",
             "communication_gb_per_s",
             "bandwidth",
-            "Bytes that a rank sends over all communication, waits included",
+            "bytes that a rank sends over the time of all communication, waits included",
         ),
-        Field("link", "link_gb_per_s", "bandwidth", "The link's specification, one way"),
-        Field("busbw/link", "transfer_of_link", _PERCENT, "Utilisation of the link"),
+        Field("link", "link_gb_per_s", "bandwidth", "the link's specification, one way"),
+        Field("busbw/link", "transfer_of_link", _PERCENT),
         Field(
-            "calibrated", "calibrated_gb_per_s", "bandwidth", "Calibrated rate of the same messages"
+            "calibrated",
+            "calibrated_gb_per_s",
+            "bandwidth",
+            "busbw of messages of the same sizes, timed alone",
         ),
-        Field(
-            "busbw/calibrated", "transfer_of_calibration", _PERCENT, "Measured over calibrated rate"
-        ),
+        Field("busbw/calibrated", "transfer_of_calibration", _PERCENT),
     )
-    notes = [
-        "ring by subtraction: the ring formula's bytes of an epoch divided by T_N-T_1/N, "
-        "not a measured rate; busbw: of the transfers of all-reduces",
-    ]
+    notes = ["rates: bytes over mean times, without intervals", *ring_notes(report.comparison)]
     return _table(report, "Bandwidth by the ring formula, and as measured", fields, notes)
 
 
@@ -322,6 +362,7 @@ _PUBLISHED = (
     Field("published method", "method"),
     Field("published by", "by"),
 )
+_HALF_WIDTH = "±: half the 95% interval, on the wider side, from how repeats differ"
 _OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
 _NO_ROW = (
     "{} has no row for a measured cell: model, data, strategy, devices and batch must be the same"

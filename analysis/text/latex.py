@@ -79,7 +79,7 @@ def latex_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()
 ) -> str:
     """A floating table with caption and label; missing values are dashes, in notes too, columns of numbers are
-    aligned on the right.
+    aligned on the right. What stands after a colon is no part of the label.
     """
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
     numeric = [
@@ -99,7 +99,7 @@ def latex_table(
         r"  \centering",
         *([rf"  \{size}\setlength{{\tabcolsep}}{{3pt}}"] if size is not None else []),
         rf"  \caption{{{in_latex(title)}}}",
-        rf"  \label{{tab:{_slug(title)}}}",
+        rf"  \label{{tab:{_slug(title.partition(':')[0])}}}",
         rf"  \begin{{tabular}}{{{''.join(aligned)}}}",
         r"    \toprule",
         rf"    {heads} \\",

@@ -9,7 +9,7 @@ import pytest
 
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData
-from dpscope.analysis.text.text_table import TextTable
+from dpscope.analysis.text.text_table import TextTable, csv_with_notes, render
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
@@ -126,7 +126,9 @@ def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:
     )  # fmt: skip
     run = run_of(measured_cell(SINGLE, 100.0), several)
     calibrated = calibration({"all_reduce": (0.0, 2.0)})
-    shown = rows(make_report(run, calibration=calibrated).study["study_bandwidth"])["ddp"]
+    table = make_report(run, calibration=calibrated).study["study_bandwidth"]
+    assert any(note.startswith("ring formula on 2 devices: 2 GB/s") for note in table.notes)
+    shown = rows(table)["ddp"]
     by_ring = SIZES.gradient_bytes / 70.0 / 1e3
     assert float(shown["ring by subtraction [GB/s]"]) == pytest.approx(by_ring, rel=0.01)
     of_calibrated = SIZES.gradient_bytes / 16.0 / 1e3 / 2.0 * 100
@@ -136,3 +138,37 @@ def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:
     assert float(rows(linked)["ddp"]["busbw/link [%]"]) == pytest.approx(
         of_calibrated / 2, rel=0.01
     )
+
+
+@pytest.mark.long
+def test_means_stand_next_to_half_the_wider_side_of_their_intervals() -> None:
+    report = reported()
+    row = report.comparison.rows["ddp-d2-b8"]
+    epochs = rows(report.study["study_epochs"])["ddp"]
+    added = rows(report.study["study_estimates"])["ddp"]
+
+    def wider_side(column: str) -> float:
+        value, (low, high) = known(row.number(column)), known(row.interval(column))
+        return max(value - low, high - value)
+
+    steps = known(row.steps_per_epoch)
+    for shown, expected in (
+        (epochs["epoch ± [s]"], steps * wider_side("step_us") / 1e6),
+        (epochs["speedup at same b ±"], 2 * wider_side("weak_efficiency")),
+        (added["T_N-T_1(b)/N ± [s]"], steps * wider_side("same_local_batch_us") / 1e6),
+    ):
+        assert float(shown) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("table_format", ["markdown", "csv", "latex"])
+def test_a_table_taken_alone_states_what_it_is_of_what_limits_it_and_its_letters(
+    table_format: str,
+) -> None:
+    """The example's repeats of dp-host differ by more than 30%."""
+    for table in reported().study.values():
+        text = csv_with_notes(table) if table_format == "csv" else render(table, table_format)
+        assert "tiny, 2 CPU cores, 2 repeats" in text
+        for limit in ("not valid for GPUs", "NOISY: medians of repeats differ by over 30"):
+            assert limit in text
+        assert "b: samples of a step on each device" in text
