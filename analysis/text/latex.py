@@ -88,8 +88,8 @@ def latex_table(
     ]
     aligned = ["r" if one and index else "l" for index, one in enumerate(numeric)]
     heads = " & ".join(_heading(one, side) for one, side in zip(headings, aligned, strict=True))
-    body = [" & ".join(_MISSING if cell == NA else in_latex(cell) for cell in row) for row in rows]
     size = next((size for most, size in _SIZES.items() if len(headings) > most), None)
+    label = _slug(title.partition(":")[0])
     below = []
     for note in notes:
         as_in_cells = note.replace(f"{NA} (", f"{_MISSING} (")
@@ -99,12 +99,12 @@ def latex_table(
         r"  \centering",
         *([rf"  \{size}\setlength{{\tabcolsep}}{{3pt}}"] if size is not None else []),
         rf"  \caption{{{in_latex(title)}}}",
-        rf"  \label{{tab:{_slug(title.partition(':')[0])}}}",
+        rf"  \label{{tab:{label}}}",
         rf"  \begin{{tabular}}{{{''.join(aligned)}}}",
         r"    \toprule",
         rf"    {heads} \\",
         r"    \midrule",
-        *(rf"    {row} \\" for row in body),
+        *map(_row, rows),
         r"    \bottomrule",
         r"  \end{tabular}",
         *([r"  \par\smallskip", r"  \begin{minipage}{\linewidth}\footnotesize"] if below else []),
@@ -113,6 +113,11 @@ def latex_table(
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    shown = [_MISSING if cell == NA else in_latex(cell) for cell in cells]
+    return rf"    {' & '.join(shown)} \\"
 
 
 def _slug(title: str) -> str:
