@@ -66,36 +66,29 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
 
 def _other_samples(compared: Sequence[RecordedTraining]) -> dict[str, Finding]:
     """Trainings on other samples than the reference's."""
-    reference, found = compared[0].samples(), {}
+    reference, findings = compared[0].samples(), {}
     for training in compared[1:]:
         if (difference := sample_difference(reference, training.samples())) is not None:
             step, missing, extra = difference
-            found[training.name] = LearningCode.SAMPLES_DIFFER.finding(
-                f"from step {step} on {training.name} trains on different samples from {compared[0].name}: in that step "
-                f"{_listed(missing, 'is', 'are')} missing and {_listed(extra, 'is', 'are')} too many"
+            findings[training.name] = LearningCode.SAMPLES_DIFFER.finding(
+                f"from step {step} on {training.name} trains on different samples from {compared[0].name}: in that step, "
+                f"missing are {first_names(missing) or 'none'}, too many are {first_names(extra) or 'none'}"
             )
-    return found
-
-
-def _listed(samples: Sequence[int], one: str, several: str) -> str:
-    if not samples:
-        return f"none {one}"
-    if len(samples) == 1:
-        return f"sample {samples[0]} {one}"
-    return f"samples {first_names(samples)} {several}"
+    return findings
 
 
 def _ranks_apart(ranks: Sequence[result.RankAgreement]) -> dict[str, Finding]:
     """Processes of one training that differ from the others."""
-    found = {}
-    for one in ranks:
-        if (first := one.first_difference) is not None:
-            apart = ", ".join(map(str, one.ranks_apart))
-            found[one.training] = LearningCode.RANKS_APART.finding(
-                f"{one.training}: from step {first.step} on rank {apart} has different {first.what}s from rank 0's "
+    findings = {}
+    for agreement in ranks:
+        first = agreement.first_difference
+        if first is not None:
+            apart = ", ".join(map(str, agreement.ranks_apart))
+            findings[agreement.training] = LearningCode.RANKS_APART.finding(
+                f"{agreement.training}: from step {first.step} on rank {apart} has different {first.what}s from rank 0's "
                 f"({first.tensor} differs by {_share(first.relative)}): they are not averaged there"
             )
-    return found
+    return findings
 
 
 def _by_share(

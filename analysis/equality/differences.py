@@ -44,6 +44,7 @@ LARGEST_TOLERANCE = 1e-2
 
 _ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
 _TENSORS: tuple[What, ...] = ("gradient", "weight")  # in the order of a step
+_HASHES = tuple(f"{what}_hash" for what in _TENSORS)
 WHATS: tuple[What, ...] = ("loss", *_TENSORS)
 
 _Values = NDArray[np.float64]
@@ -73,12 +74,12 @@ def training_differences(
     """Of losses (of the global batch), gradients and weights (of rank 0)."""
     mine, others = reference.losses()[:, None], other.losses()[:, None]
     absolute = np.abs(others - mine)
-    found: dict[What, Differences] = {
+    differences: dict[What, Differences] = {
         "loss": Differences(("",), absolute, _ratio(absolute, np.abs(mine)), mine == others)
     }
     for what in _TENSORS:
-        found[what] = process_differences(reference.ranks[0], other.ranks[0], what)
-    return found
+        differences[what] = process_differences(reference.ranks[0], other.ranks[0], what)
+    return differences
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -109,10 +110,10 @@ def _ratio(difference: _Values, scale: _Values) -> _Values:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(difference == 0, 0.0, difference / scale)
-    found: _Values = np.where(
+    ratio: _Values = np.where(
         np.isfinite(scale), np.where(np.isnan(quotient), np.inf, quotient), np.nan
     )
-    return found
+    return ratio
 
 
 def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tuple[float, float]:
@@ -173,15 +174,17 @@ def judge_pair(
     """Compare two trainings by each step's tolerances, up to `judged_steps`, or while finite if all
     bits agree.
     """
-    found = training_differences(reference, other)
-    first = _first_beyond(found, tolerance, judged_steps)
-    same_bits = all(bool(found[what].same_bits.all()) for what in _TENSORS)
+    differences = training_differences(reference, other)
+    first = _first_beyond(differences, tolerance, judged_steps)
+    same_bits = all(bool(differences[what].same_bits.all()) for what in _TENSORS)
     judged = judged_steps
     if same_bits:  # shows nothing where values are not finite
-        finite = np.all([~np.isnan(one.relative).any(axis=1) for one in found.values()], axis=0)
+        finite = np.all(
+            [~np.isnan(each.relative).any(axis=1) for each in differences.values()], axis=0
+        )
         judged = len(finite) if finite.all() else int(np.argmin(finite))
     agreement: Agreement = "bit-equal" if same_bits else "equal" if first is None else "different"
-    steps = zip(*(found[what].largest.tolist() for what in WHATS), strict=True)
+    steps = zip(*(differences[what].largest.tolist() for what in WHATS), strict=True)
     return PairResult(
         reference=reference.name,
         other=other.name,
@@ -193,7 +196,7 @@ def judge_pair(
 
 
 def _first_beyond(
-    found: dict[What, Differences], tolerance: Tolerances, judged_steps: int
+    differences: dict[What, Differences], tolerance: Tolerances, judged_steps: int
 ) -> TensorDifference | None:
     """The first difference beyond its tolerance, within a step in the order of WHATS; the largest
     of its kind.
@@ -201,18 +204,18 @@ def _first_beyond(
     for step in range(judged_steps):
         for what in WHATS:
             tolerated = tolerance.tolerated[what][step]
-            if (found[what].relative[step] > tolerated).any():
-                return _largest(found[what], what, step, float(tolerated))
+            if (differences[what].relative[step] > tolerated).any():
+                return _largest(differences[what], what, step, float(tolerated))
     return None
 
 
 def _largest(
-    found: Differences, what: What, step: int, tolerated: float | None
+    differences: Differences, what: What, step: int, tolerated: float | None
 ) -> TensorDifference:
-    place = int(np.argmax(np.nan_to_num(found.relative[step], nan=-1.0, posinf=np.inf)))
-    absolute, relative = found.absolute[step, place], found.relative[step, place]
+    index = int(np.argmax(np.nan_to_num(differences.relative[step], nan=-1.0, posinf=np.inf)))
+    absolute, relative = differences.absolute[step, index], differences.relative[step, index]
     return TensorDifference(
-        step, what, found.tensors[place], known(absolute), known(relative), tolerated
+        step, what, differences.tensors[index], known(absolute), known(relative), tolerated
     )
 
 
@@ -220,24 +223,27 @@ def rank_result(training: RecordedTraining) -> RankAgreement:
     """Compare every rank with rank 0 bit for bit, as DistributedDataParallel promises equal
     ranks.
     """
-    ranks = training.ranks
-    firsts: list[tuple[int, What, list[int]]] = []
-    for what in _TENSORS:
-        hashes = np.stack([rank.arrays[f"{what}_hash"] for rank in ranks])
-        apart = (hashes != hashes[0]).any(axis=2)  # ranks x steps
-        if apart.any():
-            step = int(np.argmax(apart.any(axis=0)))
-            firsts.append((step, what, np.flatnonzero(apart[:, step]).tolist()))
-    if not firsts:
+    first, ranks = training.ranks[0], training.ranks
+    apart = np.stack([_bits_apart(first, rank) for rank in ranks])  # ranks x steps x kinds
+    differing = np.argwhere(apart.any(axis=0))
+    if len(differing) == 0:
         return RankAgreement(training.name, len(ranks), True, None, ())
-    # the first of equal ones: the gradients
-    step, what, ranks_apart = min(firsts, key=lambda one: one[0])
+    step, kind = differing[0].tolist()  # in the first step, gradients before weights
+    what, ranks_apart = _TENSORS[kind], np.flatnonzero(apart[:, step, kind]).tolist()
     differences = [
-        _largest(process_differences(ranks[0], ranks[rank], what), what, step, None)
+        _largest(process_differences(first, ranks[rank], what), what, step, None)
         for rank in ranks_apart
     ]
-    largest = max(differences, key=lambda one: math.inf if one.relative is None else one.relative)
+    largest = max(
+        differences, key=lambda tensor: math.inf if tensor.relative is None else tensor.relative
+    )
     return RankAgreement(training.name, len(ranks), False, largest, tuple(ranks_apart))
+
+
+def _bits_apart(first: ProcessData, other: ProcessData) -> NDArray[np.bool_]:
+    """Whether any gradient, and any weight, has other bits, per step."""
+    hashes = [(first.arrays[name], other.arrays[name]) for name in _HASHES]
+    return np.stack([(mine != others).any(axis=1) for mine, others in hashes], axis=1)
 
 
 def known(value: float) -> float | None:

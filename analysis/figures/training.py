@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dpscope.analysis.figures.style import COLOURS
-from dpscope.analysis.training.data import Epoch, TrainedCell, TrainingData
+from dpscope.analysis.training.data import TrainedCell, TrainingData
+from dpscope.profiling.records.training import Epoch
 
 SEED = "one seed"
 """The label of a thin line."""

@@ -21,7 +21,7 @@ from dpscope.analysis.text.text_table import in_markdown, reasons, render, rende
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
-from dpscope.analysis.training.seed_statistics import against_single, final_accuracy
+from dpscope.analysis.training.seed_statistics import differences, final_accuracy
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.training import TrainManifest
@@ -139,9 +139,9 @@ def _headline(data: TrainingData) -> str:
     known accuracy.
     """
     plain = {cell.name for cell in data.trained if not cell.variant}
-    known = [one for one in against_single(data) if one.points is not None]
-    if known:
-        return difference_message(([one for one in known if one.cell in plain] or known)[-1])
+    judged = [each for each in differences(data) if each.points is not None]
+    if judged:
+        return difference_message(([each for each in judged if each.cell in plain] or judged)[-1])
     for cell in data.trained:
         if (accuracy := final_accuracy(cell).value) is not None:
             return f"{cell.name}: {accuracy:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"

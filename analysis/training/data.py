@@ -14,10 +14,9 @@ from pathlib import Path
 import msgspec
 
 from dpscope.profiling.records.finding import Finding, grouped
-from dpscope.profiling.records.quantities import Amount, Count, Duration, Percent, Positive, Stamp
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
-from dpscope.profiling.records.training import TrainManifest, TrainResult
+from dpscope.profiling.records.training import Epoch, TrainManifest, TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order, read_json
 from dpscope.profiling.store.training_folders import (
@@ -26,34 +25,6 @@ from dpscope.profiling.store.training_folders import (
     TrainingFolder,
     is_train_folder,
 )
-
-
-class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch of one training. Accuracies are percent; a loss that is not finite is None."""
-
-    strategy: CellStrategy
-    devices: Positive
-    seed: Stamp
-    epoch: Count
-    train_loss: float | None
-    train_accuracy: Percent
-    test_loss: float | None
-    test_accuracy: Percent
-    learning_rate: Amount
-    train_s: Duration  # without evaluation
-    evaluation_s: Amount
-    variant: str = ""
-    batch_size: Positive | None = None  # per device
-    global_batch_size: Positive | None = None
-    cell: str = ""
-    ended_at_s: Amount | None = None  # Unix time
-
-    @property
-    def cell_name(self) -> str:
-        """The stored name of the cell, or else one made of strategy, devices, batch and variant."""
-        batch = f"-b{self.batch_size}" if self.batch_size is not None else ""
-        base = f"{self.strategy}-d{self.devices}{batch}"
-        return self.cell or (f"{base}-{self.variant}" if self.variant else base)
 
 
 class TrainFile(msgspec.Struct, frozen=True):
@@ -139,17 +110,24 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     stored = read_json(path, TrainFile)
     if not stored.epochs:
         why = f"; train with `dpscope train --out {folder}`"
-        for one in failed_trainings(folder)[:1]:
-            why = f": {one.cell.name}, seed {one.seed}: {failure(one)}"
+        for failed in failed_trainings(folder)[:1]:
+            why = f": {failed.cell.name}, seed {failed.seed}: {failure(failed)}"
         raise NoEpochError(f"{path} holds no epoch{why}")
     manifest = TrainFolder(folder).manifest() if is_train_folder(folder) else None
-    counts = Counter((one.cell_name, one.seed) for one in stored.epochs)
+    counts = Counter((_cell_name(epoch), epoch.seed) for epoch in stored.epochs)
     planned = manifest.config.epochs if manifest else max(counts.values())
-    by_cell = grouped((epoch.cell_name, epoch) for epoch in stored.epochs)
+    by_cell = grouped((_cell_name(epoch), epoch) for epoch in stored.epochs)
     cells = [_cell(path, name, epochs, planned) for name, epochs in by_cell.items()]
     untrained = _untrained(folder, manifest, by_cell) if manifest else []
     findings = tuple(dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings)))
     return TrainingData(folder, (*cells, *untrained), planned, manifest, findings, target_accuracy)
+
+
+def _cell_name(epoch: Epoch) -> str:
+    """The stored name of its cell, or else one made of strategy, devices, batch and variant."""
+    batch = "" if epoch.batch_size is None else f"b{epoch.batch_size}"
+    parts = (epoch.strategy, f"d{epoch.devices}", batch, epoch.variant)
+    return epoch.cell or "-".join(filter(None, parts))
 
 
 def _cell(path: Path, name: str, epochs: Sequence[Epoch], planned: int) -> TrainedCell:
@@ -177,24 +155,21 @@ def _trained_cell(
 
 def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -> list[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
-    failures = {one.cell.name: failure(one) for one in reversed(failed_trainings(folder))}
-    return [
-        _trained_cell(
-            name, one.cell, (), one.planned.skip_reason or failures.get(name) or "not trained yet"
-        )
-        for one in manifest.plan
-        if (name := one.cell.name) not in trained
-    ]
+    failures = {result.cell.name: failure(result) for result in failed_trainings(folder)}
+    untrained = []
+    for training in manifest.plan:
+        name = training.cell.name
+        reason = training.planned.skip_reason or failures.get(name) or "not trained yet"
+        if name not in trained:
+            untrained.append(_trained_cell(name, training.cell, (), reason))
+    return untrained
 
 
 def failed_trainings(folder: Path) -> list[TrainResult]:
     """Trainings of a run folder that failed."""
     paths = sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)
-    return [
-        one
-        for path in paths
-        if (one := TrainingFolder(path).result()) is not None and one.status != "ok"
-    ]
+    results = [TrainingFolder(path).result() for path in paths]
+    return [result for result in results if result is not None and result.status != "ok"]
 
 
 def failure(result: TrainResult) -> str:

@@ -7,24 +7,20 @@ from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_tra
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
     CellDifference,
-    against_default,
-    against_single,
+    differences,
 )
-from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
+from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
     """All findings about a run folder's trainings, including stored ones; each once."""
-    differences = (*against_single(data), *against_default(data))
-    found = (
-        *data.findings,
-        *_failed(data),
-        *(finding for cell in data.trained for finding in _about_cell(data, cell)),
-        *_about_all(data),
-        *(_about_difference(one) for one in differences if one.points is not None),
-    )
-    return list(dict.fromkeys(found))
+    findings = [*data.findings, *_failed(data)]
+    for cell in data.trained:
+        findings += _about_cell(data, cell)
+    findings += _few_seeds(data)
+    findings += [_about(each) for each in differences(data) if each.points is not None]
+    return list(dict.fromkeys(findings))
 
 
 def _failed(data: TrainingData) -> Iterator[Finding]:
@@ -42,35 +38,27 @@ def _failed(data: TrainingData) -> Iterator[Finding]:
 def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
     short = [training for training in cell.trainings if not training.complete]
     if short:
-        seeds = ", ".join(f"seed {one.seed} has {len(one.epochs)}" for one in short)
+        seeds = ", ".join(f"seed {training.seed} has {len(training.epochs)}" for training in short)
         yield LearningCode.TRAINING_INCOMPLETE.finding(
             f"of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
             about=cell.name,
         )
     for training in cell.trainings:
-        diverged = next(
-            (one.epoch for one in training.epochs if None in (one.train_loss, one.test_loss)), None
-        )
-        if diverged is not None:
+        losses = {epoch.epoch: (epoch.train_loss, epoch.test_loss) for epoch in training.epochs}
+        diverged = [epoch for epoch, both in losses.items() if None in both]
+        if diverged:
             yield LearningCode.TRAINING_DIVERGED.finding(
-                f"the loss is not finite in epoch {diverged}",
+                f"the loss is not finite in epoch {diverged[0]}",
                 about=f"{cell.name}, seed {training.seed}",
             )
 
 
-def _about_all(data: TrainingData) -> Iterator[Finding]:
-    best = max(training.best_accuracy for cell in data.trained for training in cell.trainings)
-    if data.manifest is None and best <= 1:
-        yield LearningCode.ACCURACY_NOT_PERCENT.finding(
-            f"no test accuracy is above {best:g}%: they look like fractions"
-        )
+def _few_seeds(data: TrainingData) -> Iterator[Finding]:
     few = [cell for cell in data.trained if len(cell.complete) < FEWEST_SEEDS]
     if few and len(data.trained) > 1:
-        names = grouped((counted(len(cell.complete), "seed"), cell.name) for cell in few)
-        seeds = "; ".join(f"{', '.join(own)}: {count}" for count, own in names.items())
+        counts = ", ".join(f"{cell.name} has {len(cell.complete)}" for cell in few)
         yield LearningCode.FEW_SEEDS.finding(
-            f"{seeds}; {FEWEST_SEEDS} are needed to show how much accuracy varies by chance, so no difference in accuracy is "
-            "judged"
+            f"{FEWEST_SEEDS} complete seeds of a cell are needed to show how much accuracy varies by chance; {counts}"
         )
 
 
@@ -92,23 +80,22 @@ _ACTIONS: dict[Verdict, str] = {
 }
 
 
-def difference_message(one: CellDifference) -> str:
+def difference_message(difference: CellDifference) -> str:
     """The difference between two cells with known accuracies as a sentence."""
-    spread = "spread unknown"
-    if one.spread_points is not None:
-        spread = f"spread {one.spread_points:.2f} points"
-    low, high = one.speedup.low, one.speedup.high
-    interval = f"{counted(one.speedup.count, 'epoch')}, no interval"
-    if low is not None and high is not None:
-        interval = f"95% interval {low:.2f} to {high:.2f}"
+    spread, speedup = "unknown", difference.speedup
+    if difference.spread_points is not None:
+        spread = f"{difference.spread_points:.2f} points"
+    interval = f"{counted(speedup.count, 'epoch')}, no interval"
+    if speedup.low is not None and speedup.high is not None:
+        interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
     return (
-        f"{one.cell} versus {one.against}: {_JUDGED[one.verdict]} ({one.points:+.2f} points; {counted(one.seeds, 'seed')}, "
-        f"{spread}); an epoch trains {one.speedup.value:.2f}x as fast ({interval})"
+        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.points:+.2f} points; "
+        f"{counted(difference.seeds, 'seed')}, spread {spread}); an epoch trains {speedup.value:.2f}x as fast ({interval})"
     )
 
 
-def _about_difference(one: CellDifference) -> Finding:
-    severity: Severity = "warning" if one.verdict == "below" else "info"
+def _about(difference: CellDifference) -> Finding:
+    severity: Severity = "warning" if difference.verdict == "below" else "info"
     return LearningCode.ACCURACY_DIFFERENCE.finding(
-        difference_message(one), _ACTIONS[one.verdict], severity=severity
+        difference_message(difference), _ACTIONS[difference.verdict], severity=severity
     )

@@ -3,7 +3,6 @@ folders.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -62,25 +61,19 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
     """
     epochs, times = [], []
     for training in cell.trainings:
-        first = next(
-            (
-                number
-                for number, one in enumerate(training.epochs, 1)
-                if one.test_accuracy >= target
-            ),
-            None,
-        )
-        if first is not None:
-            epochs.append(first)
-            times.append(sum(training.train_s[:first]))
+        for number, epoch in enumerate(training.epochs, 1):
+            if epoch.test_accuracy >= target:
+                epochs.append(number)
+                times.append(sum(training.train_s[:number]))
+                break
     seeds, reason = len(cell.trainings), ""
     if len(epochs) < seeds:
         missed = f"{seeds - len(epochs)} of {counted(seeds, 'seed')} did not reach {target:g}%"
         reason = f"{missed}; a median over the others would be too optimistic"
-    epoch, train_s = (
-        samples.NOTHING if reason else median_range(values) for values in (epochs, times)
-    )
-    return TimeToAccuracy(cell.name, target, len(epochs), seeds, epoch, train_s, reason)
+    first_epoch, train_s = median_range(epochs), median_range(times)
+    if reason:
+        first_epoch = train_s = samples.NOTHING
+    return TimeToAccuracy(cell.name, target, len(epochs), seeds, first_epoch, train_s, reason)
 
 
 def chosen_target(data: TrainingData) -> float | None:
@@ -129,7 +122,7 @@ def cell_difference(
     points = (
         mine.value - other.value if mine.value is not None and other.value is not None else None
     )
-    widths = [(one.largest or 0.0) - (one.smallest or 0.0) for one in (mine, other)]
+    widths = [(side.largest or 0.0) - (side.smallest or 0.0) for side in (mine, other)]
     spread = max(widths) if seeds >= FEWEST_SEEDS else None
     verdict: samples.Verdict = "too_few_samples"
     if points is not None and spread is not None:
@@ -146,49 +139,38 @@ def _epoch_times(cell: TrainedCell) -> list[samples.Samples]:
 
 
 @lru_cache(maxsize=4)
-def against_single(data: TrainingData) -> tuple[CellDifference, ...]:
-    """Every cell on several devices versus the single-device cell with the most similar
-    training.
+def differences(data: TrainingData) -> tuple[CellDifference, ...]:
+    """Every variant versus the default of the same strategy, devices and batch, and every other
+    cell on several devices, and a variant without a default, versus a single device.
     """
-    pairs = [
-        (cell, single_like(data.trained, cell)) for cell in data.trained if not cell.traits.baseline
-    ]
     spread = samples.pooled_spread(map(_epoch_times, data.trained))
+    pairs = [(cell, reference_of(data.trained, cell)) for cell in data.trained]
     return tuple(
-        cell_difference(cell, single, spread) for cell, single in pairs if single is not None
+        cell_difference(cell, reference, spread)
+        for cell, reference in pairs
+        if reference is not None
     )
 
 
-def single_like(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
-    """The single-device cell with the same global batch, or else batch per device; preferably with
-    the same options.
-    """
+def reference_of(cells: Sequence[TrainedCell], cell: TrainedCell) -> TrainedCell | None:
+    """What a cell is compared with; None for the default of a single device."""
+    shape = attrgetter("strategy", "devices", "batch_size")
+    if cell.variant:
+        for other in cells:
+            if shape(other) == shape(cell) and not other.variant:
+                return other
+    if cell.traits.baseline:
+        return None
 
-    def shared_options(one: TrainedCell) -> list[str]:
-        # which also apply to single devices
-        return re.findall(r"accumulate-\d+|amp-\w+|compile-[\w-]+", one.variant)
-
-    def distance(single: TrainedCell) -> tuple[bool, bool, bool, bool]:
+    def unlike(single: TrainedCell) -> tuple[bool, bool, bool]:
+        # the options that a single device has, too, end the names of variants
         return (
             single.global_batch_size != cell.global_batch_size,
             single.batch_size != cell.batch_size,
-            shared_options(single) != shared_options(cell),
-            bool(single.variant),
+            not single.variant or not cell.variant.endswith(single.variant),
         )
 
-    return min((other for other in cells if other.traits.baseline), key=distance, default=None)
-
-
-@lru_cache(maxsize=4)
-def against_default(data: TrainingData) -> tuple[CellDifference, ...]:
-    """Every variant versus the default variant of the same strategy, devices and batch."""
-    shape = attrgetter("strategy", "devices", "batch_size")
-    plain = {shape(cell): cell for cell in data.trained if not cell.variant}
-    pairs = [(cell, plain.get(shape(cell))) for cell in data.trained if cell.variant]
-    spread = samples.pooled_spread(map(_epoch_times, data.trained))
-    return tuple(
-        cell_difference(cell, default, spread) for cell, default in pairs if default is not None
-    )
+    return min((other for other in cells if other.traits.baseline), key=unlike, default=None)
 
 
 def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[CellDifference]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -18,13 +19,9 @@ from dpscope.analysis.text.text_table import (
 )
 from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
-from dpscope.analysis.training.data import TrainingData
+from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import training_findings
-from dpscope.analysis.training.seed_statistics import (
-    CellDifference,
-    against_default,
-    against_single,
-)
+from dpscope.analysis.training.seed_statistics import CellDifference
 from dpscope.profiling.records.finding import counted
 
 _PERCENT = Unit("%", 1.0, 2)
@@ -55,8 +52,8 @@ def _with_range(
     )
 
 
-def _range(name: str, found: Range) -> dict[str, float | None]:
-    return {name: found.value, f"{name}_min": found.smallest, f"{name}_max": found.largest}
+def _range(name: str, values: Range) -> dict[str, float | None]:
+    return {name: values.value, f"{name}_min": values.smallest, f"{name}_max": values.largest}
 
 
 _MEDIAN = "Median test accuracy over seeds, after the last epoch"
@@ -87,29 +84,18 @@ def accuracy_table(data: TrainingData) -> TextTable:
     return table_of(
         "Test accuracy after training (median and range over seeds)",
         _ACCURACY,
-        _cells(data),
-        [best, *_incomplete(data)],
+        cell_records(data),
+        [best],
         unknown,
     )
-
-
-def _incomplete(data: TrainingData) -> Iterator[str]:
-    """The trainings that do not count because they lack epochs."""
-    for cell in data.trained:
-        short = [
-            f"seed {one.seed} with {len(one.epochs)}" for one in cell.trainings if not one.complete
-        ]
-        if short:
-            yield f"{cell.name}: left out with fewer than {counted(data.planned_epochs, 'epoch')}: {', '.join(short)}"
 
 
 def time_table(data: TrainingData) -> TextTable:
     """A row per trained cell: its times over the epochs of all seeds."""
     names = {cell.name for cell in data.trained}
-    trained = [cell for cell in _cells(data) if cell["cell"] in names]
-    unit, whole = (
-        _seconds([cell[name] for cell in trained]) for name in ("train_epoch_s", "training_s")
-    )
+    trained = [cell for cell in cell_records(data) if cell["cell"] in names]
+    unit = _seconds([cell["train_epoch_s"] for cell in trained])
+    whole = _seconds([cell["training_s"] for cell in trained])
     epoch = "Median training time of an epoch over all seeds; evaluation is not in it"
     fields = (
         CELL,
@@ -146,13 +132,13 @@ def target_table(data: TrainingData) -> TextTable | None:
     target = statistics.chosen_target(data)
     if target is None:
         return None
-    found = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
+    times = [statistics.time_to_accuracy(cell, target) for cell in data.trained]
     chosen = (
         ""
         if data.target_accuracy is not None
         else ", the highest whole percent that all trainings reached"
     )
-    unit = _seconds([one.train_s.value for one in found])
+    unit = _seconds([time.train_s.value for time in times])
     fields = (
         CELL,
         Field(
@@ -171,16 +157,12 @@ def target_table(data: TrainingData) -> TextTable | None:
     return table_of(
         f"Training time to {target:g}% test accuracy{chosen}",
         fields,
-        [asdict(one) | _range("time_s", one.train_s) for one in found],
+        [asdict(time) | _range("time_s", time.train_s) for time in times],
         [
             "up to and including the first epoch that reached it, without evaluation; median and range over seeds"
         ],
-        (Unknown(one.reason, "epoch, time", one.cell) for one in found if one.reason),
+        (Unknown(time.reason, "epoch, time", time.cell) for time in times if time.reason),
     )
-
-
-def _signed(one: CellDifference) -> str:
-    return NA if one.points is None else f"{one.points:+.2f}"
 
 
 _MINUS = "Its median test accuracy minus the other's, in percentage points"
@@ -191,10 +173,10 @@ _DIFFERENCE = (
     CELL,
     Field("against", "against", meaning="The cell that it is compared with"),
     Field("accuracy", "accuracy_percent", _PERCENT, _MEDIAN),
-    Field("difference [points]", "points", _POINTS, _MINUS, text=_signed),
+    Field("difference", "points", _POINTS, _MINUS),
     Field("seed spread", "spread_points", _POINTS, _WIDER),
     Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
-    Field("verdict", lambda one: _VERDICTS[one.verdict], meaning=_EXCEEDS),
+    Field("verdict", lambda difference: _VERDICTS[difference.verdict], meaning=_EXCEEDS),
     *estimate_fields("speedup", _RATIO, _FASTER),
 )
 
@@ -213,33 +195,32 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         _DIFFERENCE,
         differences,
         notes,
-        (reason for one in differences for reason in _unknown(one)),
+        chain.from_iterable(map(_unknown, differences)),
     )
 
 
-def _unknown(one: CellDifference) -> Iterator[Unknown]:
+def _unknown(difference: CellDifference) -> Iterator[Unknown]:
     """The reasons for missing values of a difference."""
-    if one.points is None:
-        why = f"no training of it, or of {one.against}, has all its epochs"
-        yield Unknown(why, "difference", one.cell)
-    elif one.spread_points is None:
-        why = f"{counted(one.seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
-        yield Unknown(why, "seed spread", one.cell)
-    if one.speedup.low is None:
-        why = f"{counted(one.speedup.count, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two seeds of one cell"
-        yield Unknown(why, "low, high", one.cell)
+    cell, seeds, epochs = difference.cell, difference.seeds, difference.speedup.count
+    if difference.points is None:
+        why = f"no training of it, or of {difference.against}, has all its epochs"
+        yield Unknown(why, "difference", cell)
+    elif difference.spread_points is None:
+        why = f"{counted(seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
+        yield Unknown(why, "seed spread", cell)
+    if difference.speedup.low is None:
+        why = f"{counted(epochs, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two seeds of one cell"
+        yield Unknown(why, "low, high", cell)
 
 
 TRAINING_TABLES: Mapping[str, Callable[[TrainingData], TextTable | None]] = {
     "test_accuracy": accuracy_table,
     "training_speedup": lambda data: difference_table(
-        "Accuracy and training speedup versus one device", against_single(data)
+        "Accuracy and training speedup (versus one device; variants: versus the default)",
+        statistics.differences(data),
     ),
     "training_time": time_table,
     "time_to_accuracy": target_table,
-    "variant_accuracy": lambda data: difference_table(
-        "Variants versus the default", against_default(data)
-    ),
 }
 """Each table by name, in the order in which people read them.
 
@@ -264,14 +245,13 @@ def training_json(data: TrainingData) -> str:
 
 
 def training_content(data: TrainingData) -> dict[str, object]:
-    """An object with the lists cells, differences, variants, time_to_accuracy, epochs; unknown is
+    """An object with the lists cells, differences, time_to_accuracy, epochs; unknown is
     None.
     """
     target = statistics.chosen_target(data)
     return {
         "cells": cell_records(data),
-        "differences": [asdict(one) for one in against_single(data)],
-        "variants": [asdict(one) for one in against_default(data)],
+        "differences": [asdict(difference) for difference in statistics.differences(data)],
         "time_to_accuracy": [
             asdict(statistics.time_to_accuracy(cell, target)) for cell in data.trained
         ]
@@ -293,49 +273,36 @@ def training_csv(data: TrainingData) -> str:
     return str(pd.DataFrame(cell_records(data)).to_csv(index=False, na_rep=NA))
 
 
-def cell_records(data: TrainingData) -> list[dict[str, object]]:
-    """One record per cell: accuracies in percent, times in seconds, min and max over seeds (times:
-    over epochs).
+def cell_records(data: TrainingData) -> list[dict[str, Any]]:
+    """One record per cell: accuracies in percent, of complete trainings; times in seconds; min and
+    max over seeds (times: over epochs).
     """
-    return [
-        {name: value for name, value in cell.items() if name not in _ONLY_IN_TABLES}
-        for cell in _cells(data)
-    ]
+    return [_cell_record(cell) for cell in data.cells]
 
 
-_ONLY_IN_TABLES = ("train_accuracy_percent", "test_loss", "timed_epochs")
-
-
-def _cells(data: TrainingData) -> list[dict[str, Any]]:
-    """What is known of each cell: its record, and _ONLY_IN_TABLES. Of accuracies only complete
-    trainings count.
-    """
-    cells = []
-    for cell in data.cells:
-        complete, epoch_s = cell.complete, statistics.epoch_train_s(cell)
-        last = [training.epochs[-1] for training in complete]
-        losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
-        evaluations_s = [
-            epoch.evaluation_s for training in cell.trainings for epoch in training.epochs
-        ]
-        row: dict[str, Any] = {"cell": cell.name}
-        row |= {
-            name: getattr(cell, name)
-            for name in ("strategy", "devices", "batch_size", "global_batch_size", "variant")
-        }
-        row |= {
-            "seeds": len(last),
-            "epochs": max((len(one.epochs) for one in complete), default=None),
-        }
-        row |= _range("test_accuracy_percent", statistics.final_accuracy(cell))
-        row |= _range(
-            "best_accuracy_percent", median_range([one.best_accuracy for one in complete])
-        )
-        row["train_accuracy_percent"] = median_range([epoch.train_accuracy for epoch in last]).value
-        row["test_loss"] = median_range(losses).value if len(losses) == len(last) else None
-        row |= _range("train_epoch_s", epoch_s) | {"timed_epochs": epoch_s.count}
-        row["evaluation_epoch_s"] = median_range(evaluations_s).value
-        row |= _range("training_s", median_range([sum(one.train_s) for one in complete]))
-        row["missing"] = cell.missing or ("" if complete else "no training has all its epochs")
-        cells.append(row)
-    return cells
+def _cell_record(cell: TrainedCell) -> dict[str, Any]:
+    complete, epoch_s = cell.complete, statistics.epoch_train_s(cell)
+    last = [training.epochs[-1] for training in complete]
+    # the median over all seeds is unknown where one's loss is not finite
+    losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
+    evaluations_s = [epoch.evaluation_s for training in cell.trainings for epoch in training.epochs]
+    best = [training.best_accuracy for training in complete]
+    return {
+        "cell": cell.name,
+        "strategy": cell.strategy,
+        "devices": cell.devices,
+        "batch_size": cell.batch_size,
+        "global_batch_size": cell.global_batch_size,
+        "variant": cell.variant,
+        "seeds": len(last),
+        "epochs": max((len(training.epochs) for training in complete), default=None),
+        **_range("test_accuracy_percent", statistics.final_accuracy(cell)),
+        **_range("best_accuracy_percent", median_range(best)),
+        "train_accuracy_percent": median_range([epoch.train_accuracy for epoch in last]).value,
+        "test_loss": median_range(losses).value if len(losses) == len(last) else None,
+        **_range("train_epoch_s", epoch_s),
+        "timed_epochs": epoch_s.count,
+        "evaluation_epoch_s": median_range(evaluations_s).value,
+        **_range("training_s", median_range([sum(training.train_s) for training in complete])),
+        "missing": cell.missing or ("" if complete else "no training has all its epochs"),
+    }

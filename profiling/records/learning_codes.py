@@ -23,11 +23,6 @@ class LearningCode(FindingCode):
         action="lower the learning rate (--lr), warm it up (--warmup-epochs), or use bf16 instead "
         "of fp16",
     )
-    ACCURACY_NOT_PERCENT = Code(
-        "warning",
-        meaning="No test accuracy is above 1%, so the values are probably fractions.",
-        action="train.json needs accuracies in percent: multiply them by 100",
-    )
     FEW_SEEDS = Code(
         "warning",
         meaning="Too few seeds to show how much accuracy varies by chance, so no difference is "

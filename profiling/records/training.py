@@ -162,29 +162,40 @@ class TrainManifest(Stored, frozen=True):
     hosts: tuple[Host, ...] = ()  # of trainings over several nodes, as they were started last
 
 
-class EpochRecord(Stored, frozen=True):
-    """One epoch of one training, over all its processes. `None` is a loss that is not finite: the
-    training diverged.
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch of one training, over all its processes; fields with a default are those that
+    curves of other programs may lack.
     """
 
-    cell: str  # its name, such as ddp-d2-b32
     strategy: CellStrategy
     devices: Positive
-    variant: str
-    batch_size: Positive  # per device
-    global_batch_size: Positive
     seed: Stamp
     epoch: Count  # epochs trained so far, this one included: the first is 1
-    # the loss that was minimised: mean over the epoch's samples, each before its step
+    # the loss that was minimised: mean over the epoch's samples, each before its step; None is a
+    # loss that is not finite, as of all losses: the training diverged
     train_loss: float | None
-    train_accuracy: Percent  # percent, of the same forward passes
+    train_accuracy: Percent  # of the same forward passes
     test_loss: float | None  # the same without label smoothing, after the epoch
-    test_accuracy: Percent  # percent
+    test_accuracy: Percent
     learning_rate: Amount  # of the epoch's last step
     train_s: Duration  # wall time of the epoch's steps, loading included, evaluation not
     evaluation_s: Amount
+    variant: str = ""
+    batch_size: Positive | None = None  # per device
+    global_batch_size: Positive | None = None
+    cell: str = ""  # its name, such as ddp-d2-b32
+    ended_at_s: Amount | None = None  # Unix time
+
+
+class EpochRecord(Epoch, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An epoch as `dpscope train` stores it, with all that is known of it."""
+
+    cell: str
+    variant: str
+    batch_size: Positive
+    global_batch_size: Positive
+    ended_at_s: Amount
     trained_s: Amount  # sum of train_s so far
-    ended_at_s: Amount  # Unix time
     train_samples: Count  # trained on, repeated ones included
     test_samples: Count
 

@@ -14,8 +14,8 @@ from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import (
-    against_single,
     chosen_target,
+    differences,
     final_accuracy,
     time_to_accuracy,
 )
@@ -91,7 +91,7 @@ def test_time_to_an_accuracy_is_known_only_if_every_seed_reached_it(tmp_path: Pa
 
 
 def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
-    (one,) = against_single(two_strategies(tmp_path))
+    (one,) = differences(two_strategies(tmp_path))
     assert (one.cell, one.against) == ("ddp-d2", "single-d1")
     # Medians 91 and 91; ranges 92 - 90 = 2 and 92 - 90.5 = 1.5: the wider counts. Epochs of 4 s and
     # 2 s.
@@ -105,7 +105,7 @@ def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     data = loaded(
         tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0)
     )
-    (one,) = against_single(data)
+    (one,) = differences(data)
     # 93.2 - 95.1 = -1.9, beyond the wider range of 0.4; 4 s / 5 s = 0.8
     assert (one.points, one.spread_points) == pytest.approx((-1.9, 0.4))
     assert (one.verdict, one.speedup.value) == ("below", 0.8)
@@ -113,12 +113,34 @@ def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     assert (found.severity, "-1.90 points" in found.message) == ("warning", True)
 
 
+def test_a_variant_is_compared_with_its_default_or_with_a_single_device_of_its_options(
+    tmp_path: Path,
+) -> None:
+    cells = [
+        ("single", 1, ""), ("single", 1, "accumulate-2"), ("ddp", 2, ""), ("ddp", 2, "hook-fp16"),
+        ("dp", 2, "accumulate-2"),
+    ]  # fmt: skip
+    data = loaded(
+        tmp_path,
+        *(
+            plain_epochs(strategy, devices, 0, [90.0], [2.0], variant=variant)
+            for strategy, devices, variant in cells
+        ),
+    )
+    assert {each.cell: each.against for each in differences(data)} == {
+        "single-d1-accumulate-2": "single-d1",
+        "ddp-d2": "single-d1",
+        "ddp-d2-hook-fp16": "ddp-d2",
+        "dp-d2-accumulate-2": "single-d1-accumulate-2",  # no dp without it was trained
+    }
+
+
 @pytest.mark.parametrize("few", [1, 2])
 def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     data = loaded(
         tmp_path, seeds(few, ("single", 1), 95.0, 1.0, 4.0), seeds(few, ("ddp", 2), 80.0, 1.0, 2.0)
     )
-    (one,) = against_single(data)
+    (one,) = differences(data)
     assert (one.points, one.spread_points, one.verdict) == (-15.0, None, "too_few_samples")
     table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
@@ -137,15 +159,10 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
         tmp_path, plain_epochs("ddp", 2, 0, [80.0, 90.0], [2.0, 2.0], losses=[1.0, None]), short
     )
     assert final_accuracy(data.cells[0]) == Range(90.0, 90.0, 90.0, 1)
-    found, table = codes(data), training_tables(data)["test_accuracy"]
-    assert "seed 1 has 1" in found["training_incomplete"].message
-    assert any("seed 1 with 1" in note for note in table.notes)
-    assert "epoch 2" in found["training_diverged"].message
+    findings, table = codes(data), training_tables(data)["test_accuracy"]
+    assert "seed 1 has 1" in findings["training_incomplete"].message
+    assert "epoch 2" in findings["training_diverged"].message
     assert table.rows[0][7] == "NA"
-    assert "accuracy_not_percent" not in found
-    assert "accuracy_not_percent" in codes(
-        loaded(tmp_path, plain_epochs("ddp", 2, 0, [0.97], [2.0]))
-    )
 
 
 GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]
