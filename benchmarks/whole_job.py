@@ -118,7 +118,7 @@ def recording_us() -> float:
     tensor = torch.zeros(4)
     best_us = float("inf")
     with tempfile.TemporaryDirectory() as folder:
-        recorder = CollectiveRecorder(Path(folder) / "job" / "dump_0", 1, print)
+        recorder = CollectiveRecorder(Path(folder) / "job", 1, print)
         for _ in range(5):
             fresh = int(0.8 * RING)
             for _ in range(fresh):

@@ -161,6 +161,12 @@ def show_run(path: Path, targets: Targets, console: Console, detail: Detail = "s
         print_summary(console, report.printed, page)
     else:
         _print_everything(console, report.printed, page)
+    if detail != "path" and (recorded := RunFolder(path).collectives()):
+        console.print(
+            f"Collectives of {counted(len(recorded), 'whole job')}: dpscope analyze {recorded[-1]}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if targets.open_page and page is not None:
         open_in_browser(page)
     return report.printed.sound

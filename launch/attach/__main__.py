@@ -6,7 +6,7 @@ torchrun --nproc-per-node=4 -m dpscope.launch.attach --out runs/mine train.py --
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, die_with_job
 
@@ -16,12 +16,9 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ:
 
 from dpscope.launch.attach.arguments import attachment
 from dpscope.launch.jobs.out_folder import locked
-from dpscope.profiling.attached.settings import AttachSettings, print_note
+from dpscope.profiling.attached.settings import print_note
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import COLLECTIVES_NAME
-
-if TYPE_CHECKING:
-    from dpscope.profiling.instruments.collective_records import CollectiveRecorder
 
 
 def main() -> None:
@@ -40,7 +37,12 @@ def main() -> None:
     from dpscope.profiling.attached.session import Session
     from dpscope.profiling.attached.watch import Active
 
-    recorder = _recorder(attached.settings) if attached.settings.record_collectives else None
+    recorder = None
+    if attached.settings.record_collectives:
+        from dpscope.profiling.instruments.collective_records import CollectiveRecorder
+
+        rank = int(os.environ.get("RANK", "0"))
+        recorder = CollectiveRecorder(_records_folder(attached.settings.out), rank, print_note)
     session = Active.session = Session(attached.settings, print_note)
 
     def close(how: str) -> None:
@@ -58,16 +60,11 @@ def main() -> None:
             sys.exit(1)
 
 
-def _recorder(settings: AttachSettings) -> "CollectiveRecorder":
-    """Records to a file of this rank, in a folder that its job shares."""
-    from dpscope.profiling.instruments.collective_records import CollectiveRecorder, keep_records
-
-    keep_records()
-    rank = int(os.environ.get("RANK", "0"))
+def _records_folder(out: Path) -> Path:
+    """Of this job, which may not be measured: no cell's."""
     job = os.environ.get(JOB_TOKEN_VARIABLE) or os.environ.get("MASTER_PORT", "0")
     name = f"{os.environ.get('WORLD_SIZE', '1')}-processes-{job[:8]}"
-    path = settings.out / COLLECTIVES_NAME / name / f"dump_{rank}"
-    return CollectiveRecorder(path, rank, print_note)
+    return out / COLLECTIVES_NAME / name
 
 
 if __name__ == "__main__":

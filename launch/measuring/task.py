@@ -1,5 +1,7 @@
 """The task of a worker that measures a cell. Imports no torch until it measures."""
 
+import sys
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 
 from dpscope.launch.jobs.assignment import Assignment
@@ -24,4 +26,17 @@ def _measure(job: AssignedCell, place: TorchrunPlace) -> Result:
     with starting_up():
         from dpscope.launch.measuring.cell import run_cell
 
-    return run_cell(job, place)
+    with _recording(job, place):
+        return run_cell(job, place)
+
+
+def _recording(job: AssignedCell, place: TorchrunPlace) -> AbstractContextManager[object]:
+    """Records the collectives of a cell with a process for each device, also of one that fails."""
+    if not (job.config.measurement.record_collectives and job.cell.per_device):
+        return nullcontext()
+    from dpscope.profiling.instruments.collective_records import CollectiveRecorder
+
+    def note(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    return closing(CollectiveRecorder(job.folder.collectives_path, place.rank, note))

@@ -34,16 +34,18 @@ def keep_records() -> None:
 
 
 class CollectiveRecorder:
-    """Appends Flight Recorder's dumps to a file, from a thread, until it is closed."""
+    """Appends Flight Recorder's dumps to this rank's file in a folder that its job shares, from a
+    thread, until it is closed. Made before any process group.
+    """
 
-    def __init__(self, path: Path, rank: int, note: Callable[[str], None]) -> None:
-        self._path = path
+    def __init__(self, folder: Path, rank: int, note: Callable[[str], None]) -> None:
+        keep_records()
+        self._path = folder / f"dump_{rank}"
         self._rank = rank
         self._note = note
         self._ring = int(os.environ.get(_RING_VARIABLE, RING))
         self._written = 0  # collectives that had been enqueued when they were last written
         self._written_at = time.monotonic()
-        self._backend: str | None = None
         self._ended = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="dpscope-records")
@@ -55,11 +57,6 @@ class CollectiveRecorder:
             return
         self._ended.set()
         self._attempt(self._write)
-        if self._rank == 0 and self._written:
-            lacking = ""
-            if self._backend == "gloo":
-                lacking = " (gloo records when a collective was created, and no durations)"
-            self._note(f"collectives{lacking}: dpscope analyze {self._path.parent}")
 
     def _watch(self) -> None:
         while not self._ended.wait(_POLL_S):
@@ -76,7 +73,6 @@ class CollectiveRecorder:
             self._note(f"the collectives are recorded no further ({type(error).__name__}: {error})")
 
     def _write_if_due(self) -> None:
-        self._backend = distributed.get_backend()
         waited_s = time.monotonic() - self._written_at
         fresh = _enqueued() - self._written
         if fresh >= _FULL * self._ring or (fresh and waited_s >= _LONGEST_S):
@@ -94,6 +90,8 @@ class CollectiveRecorder:
                 known = {"version": "", "rank": self._rank, "host": socket.gethostname()}
                 file.write(pickle.dumps(known, protocol=2))
             file.write(dump)
+        if first and self._rank == 0 and b"gloo:" in dump:
+            self._note("gloo records when a collective was created, and no durations")
         self._written, self._written_at = enqueued, time.monotonic()
 
 

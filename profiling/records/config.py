@@ -10,7 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from dpscope.profiling.records.matrix import Amp, Matrix, ResolvedMatrix, several_devices_idle
+from dpscope.profiling.records.matrix import (
+    Amp,
+    Matrix,
+    ResolvedMatrix,
+    collectives_idle,
+    several_devices_idle,
+)
 from dpscope.profiling.records.settings import (
     AMOUNT,
     COMPARED,
@@ -171,6 +177,11 @@ class Measurement(ConfigPart, frozen=True):
         "time the collectives first, in seconds, unless the folder holds it",
         heading=TARGETS,
         idle=several_devices_idle,
+    )
+    record_collectives: bool = setting(
+        False,
+        "record every collective of each cell; the report names the folders to analyze",
+        idle=collectives_idle,
     )
     timeout_s: float = setting(
         900.0, "seconds one cell's job may take", option="timeout", check=TIMEOUT_CHECK

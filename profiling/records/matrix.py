@@ -26,6 +26,7 @@ from dpscope.profiling.records.strategies import (
     Strategy,
     any_reducer,
     ddp_arguments,
+    spans_nodes,
     traits_of,
 )
 from dpscope.profiling.records.typed_text import MIB, parse_size, whole_numbers, words
@@ -277,6 +278,14 @@ def several_devices_idle(config: Any) -> str:
     matrix: Matrix = config.matrix
     if _one_device(matrix) or all(traits_of(strategy).baseline for strategy in matrix.strategies):
         return "nothing is measured on several devices, so there is no link and no scaling"
+    return ""
+
+
+def collectives_idle(config: Any) -> str:
+    """Why no collective of a process group takes place: each cell has one process."""
+    matrix: Matrix = config.matrix
+    if _one_device(matrix) or not spans_nodes(matrix.strategies):
+        return "each cell has one process, which calls no collective"
     return ""
 
 

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 # of a folder in cells, in which an attached job's processes collect their measurements
 ATTACHED_PREFIX = ".tmp-attached-"
-# where the processes of a job write the records of their collectives
+# in a repeat, or in the run for jobs of an attached script: the records of collectives
 COLLECTIVES_NAME = "collectives"
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
-_MEASURED = rf"rank_\d+_\d+\.json|samples_\d+_\d+\.parquet|traces/{_TRACE}|counters/({_TRACE}|\d+_\d+\.json)"
+_RECORDS = rf"{COLLECTIVES_NAME}/dump_\d+"
+_MEASURED = rf"{_RECORDS}|rank_\d+_\d+\.json|samples_\d+_\d+\.parquet|traces/{_TRACE}|counters/({_TRACE}|\d+_\d+\.json)"
 _RANDOM = r"[a-z0-9_]{8}"  # as the tempfile module ends or begins a name
 _TEMPORARY = re.compile(rf"\.tmp-[^/]+-{_RANDOM}")  # of a file that was being written
 _LAYOUT = re.compile(
@@ -188,6 +189,10 @@ class RepeatFolder(JobFolder):
     def trace_path(self, node: int, rank: int) -> Path:
         return self.path / "traces" / f"{node}_{rank}{TRACE_SUFFIX}"
 
+    @property
+    def collectives_path(self) -> Path:
+        return self.path / COLLECTIVES_NAME
+
     def counters_trace_path(self, node: int, rank: int) -> Path:
         return self.path / "counters" / f"{node}_{rank}{TRACE_SUFFIX}"
 
@@ -231,7 +236,7 @@ class RepeatFolder(JobFolder):
         """Remove the measurements of an earlier attempt; files of the running job stay."""
         measured, folders = (
             (RESULT_NAME, "rank_", "samples_"),
-            (self.path / "traces", self.path / "counters"),
+            (self.path / "traces", self.path / "counters", self.collectives_path),
         )
         remove_written(
             self.run.path,
@@ -270,6 +275,12 @@ class RunFolder:
             (int(number), numbered[number])
             for number in sorted(filter(str.isdecimal, numbered), key=int)
         ]
+
+    def collectives(self) -> list[Path]:
+        """The folders of jobs whose collectives were recorded."""
+        own = self.path.glob(f"{COLLECTIVES_NAME}/*/dump_0")
+        of_repeats = self.path.glob(f"{CELLS_NAME}/*/*/{COLLECTIVES_NAME}/dump_0")
+        return sorted((file.parent for file in (*own, *of_repeats)), key=natural_order)
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,10 @@ import pytest
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.traces.ranks.readers import find_files
+from dpscope.analysis.whole_job.job import read_job
 from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.light_torchrun import light_jobs
 
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
@@ -41,10 +45,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with light_jobs():
         finished = dpscope(
             "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
-            "--ddp-alone", "--repeats", "1", "--link", "1GB/s", "--out", out,
+            "--ddp-alone", "--repeats", "1", "--link", "1GB/s", "--record-collectives", "--out", out,
         )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert f"Report: {out / 'report' / 'report.html'}" in finished.stdout
+    recorded = out / "cells" / "ddp-d2-b8" / "repeat0" / "collectives"
+    assert f"Collectives of 3 whole jobs: dpscope analyze {recorded}" in finished.stdout
     return out
 
 
@@ -85,6 +91,21 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert ddp["traced_step_us"] == pytest.approx(
         ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"]
     )
+
+
+def test_every_collective_of_the_jobs_is_recorded(run_folder: Path) -> None:
+    folders = RunFolder(run_folder).collectives()
+    cells = ["ddp-d1-b8", "ddp-d2-b4", "ddp-d2-b8"]  # those with a process for each device
+    assert [folder.parents[1].name for folder in folders] == cells
+    for folder, ranks in zip(folders, (1, 2, 2), strict=True):
+        job = read_job(find_files(folder), 1 << 30)
+        assert job.ranks == tuple(range(ranks))
+        for process in job.processes:
+            # buffers are sent from rank 0 and gradients reduced in each of 5 steps of warm-up, of
+            # 12 timed and of at least 6 traced ones
+            kinds = Counter(process.calls[code].kind for code in process.call)
+            assert min(kinds["all_reduce"], kinds["broadcast"]) >= 23
+            assert not process.unfinished.any()
 
 
 def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:

@@ -168,3 +168,27 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
     with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
         print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
     assert nothing.value.exit_status == 3
+
+
+def test_not_compared_is_of_cells_that_no_repeat_can_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reasons(before: Path, after: Path, fail_over: float | None = VISIBLE) -> list[str]:
+        print_comparison(before, after, fail_over, "json", QUIET)
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return [one["message"] for one in findings if one["code"] == "not_compared"]
+
+    both, ddp_alone = run_of(tmp_path / "both", SINGLE, DDP), run_of(tmp_path / "ddp", DDP)
+    (lost,) = reasons(both, ddp_alone)
+    assert lost == f"{SINGLE} cannot be judged: not measured in {ddp_alone}"
+    assert reasons(ddp_alone, both) == [], "a cell that is new"
+
+    (hidden,) = reasons(both, both, fail_over=0.01)
+    assert f"{DDP} not judged: these repeats can detect" in hidden
+    assert hidden.endswith("not 1.0%")
+    assert reasons(both, both, fail_over=VISIBLE) == [], "what two repeats can detect"
+
+    once = run_of(tmp_path / "once", SINGLE, DDP)
+    shutil.rmtree(once / "cells" / DDP / "repeat1")
+    (without,) = reasons(both, once)
+    assert without.startswith(f"{DDP} cannot be judged: no interval"), "and not the other cell"

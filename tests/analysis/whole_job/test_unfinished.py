@@ -58,3 +58,24 @@ def test_a_rank_that_is_not_read_is_not_named(tmp_path: Path) -> None:
     found = unfinished(write_dumps(tmp_path, dumps))
     assert found is not None
     assert found.oldest is None
+
+
+def shown(folder: Path) -> list[tuple[str, str]]:
+    """Severity and message of what is reported as not begun."""
+    findings = summarise(read_job(find_files(folder), 1 << 30)).findings
+    return [(one.severity, one.message) for one in findings if one.code == "collective_not_begun"]
+
+
+def test_collective_not_begun_is_reported_where_a_member_lacks_it(tmp_path: Path) -> None:
+    begun, both = dump([entry(1)]), dump([entry(1), pending(2)])
+    stopped = "rank 1 never began the oldest, in which rank 0 waits: all_reduce 2 of default_pg (ranks 0 to 1, 4.00 kB)"
+    assert shown(write_dumps(tmp_path / "lacks", [both, begun])) == [("warning", stopped)]
+    # a watchdog writes what had not completed alone: rank 1 began 1 and nothing later
+    alone = [dump([pending(2)]), dump([])]
+    assert shown(write_dumps(tmp_path / "watchdog", alone)) == [("error", stopped)]
+    # near misses: rank 1 began it, and completed it; or it began a later one
+    assert shown(write_dumps(tmp_path / "began", [both, both])) == []
+    completed = dump([entry(1), entry(2)])
+    assert shown(write_dumps(tmp_path / "completed", [both, completed])) == []
+    later = dump([entry(1), entry(3)])
+    assert shown(write_dumps(tmp_path / "later", [both, later])) == []

@@ -1,11 +1,16 @@
 """Scripts of two processes that train together, started as by torchrun."""
 
+import random
 import sys
 from pathlib import Path
 
 import pytest
 
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.traces.ranks.readers import find_files
+from dpscope.analysis.whole_job.job import read_job
+from dpscope.analysis.whole_job.summary import summarise
+from dpscope.analysis.whole_job.tables import rank_rows
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import ended_ranks
@@ -70,3 +75,32 @@ def test_a_job_that_ends_within_its_windows_keeps_what_both_ranks_timed(tmp_path
     # 30 and 32, less 5 + 8 and the one with the validation
     assert [rank.blocks[0].steps for rank in repeat.ranks()] == [16, 18]
     assert not list((tmp_path / "run" / "cells").glob(".tmp-*"))
+
+
+LATE = """
+import sys, time, torch
+from torch import distributed
+distributed.init_process_group("gloo")
+for _ in range(40):
+    if distributed.get_rank() == int(sys.argv[1]):
+        time.sleep(0.03)
+    distributed.all_reduce(torch.zeros(1000))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.process
+def test_all_collectives_of_a_script_are_recorded_and_show_its_late_rank(tmp_path: Path) -> None:
+    """It takes no training step: that nothing is measured changes nothing for the records."""
+    script, late = tmp_path / "late.py", random.randrange(3)
+    script.write_text(LATE)
+    options = ["--out", str(tmp_path / "run"), "--record-collectives"]
+    ended = ended_ranks([*ATTACH, *options, str(script), str(late)], 3)
+    assert "gloo records when a collective was created, and no durations" in ended[0][2]
+    (recorded,) = RunFolder(tmp_path / "run").collectives()
+    summary = summarise(read_job(find_files(recorded), 1 << 30))
+    assert summary.job.ranks == (0, 1, 2)
+    assert summary.waiting.counts.matched == 3 * 40
+    worst = rank_rows(summary)[0]
+    assert worst.rank == late
+    assert worst.lateness_us == pytest.approx(30_000, rel=0.15)

@@ -74,7 +74,7 @@ SITUATIONS = {
     "run --dry-run": "--verbose --quiet --open --link 100Gb/s --target-efficiency 0.8 --wandb --wandb-online",
     "run --strategy single": "--link 100Gb/s --target-efficiency 0.8 --calibrate",
     "run --strategy single,fsdp": "--ddp-alone --bucket-mb 5",
-    "run --devices 1": "--link 100Gb/s --target-efficiency 0.8 --scaling strong --scaling both",
+    "run --devices 1": "--link 100Gb/s --target-efficiency 0.8 --scaling strong --scaling both --record-collectives",
     "run --devices 2": "--ddp-alone --no-ddp-alone",
     "run --data synthetic": "--workers 1 --workers-total 2 --pin-memory --transforms per-image",
     "run --data fake --workers-total 2": "--workers 1",
@@ -88,7 +88,8 @@ SITUATIONS = {
     "train --data fake": "--augment --data-dir x --transforms per-image",
     "train --epochs 3": "--gamma 0.2 --learning-rate-scaling linear",
     **{f"{command} --wandb-online": "--wandb" for command in ("run", "train")},
-    **{f"{command} --strategy single,dp": OF_DDP for command in ("run", "train")},
+    "run --strategy single,dp": f"{OF_DDP} --record-collectives",
+    "train --strategy single,dp": OF_DDP,
     **{f"{command} --nodes 2 --dry-run": MEETING for command in ("run", "train")},
     **{
         f"{command} --data digits": "--data-dir x --download --samples 9"

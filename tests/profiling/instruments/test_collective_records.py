@@ -36,7 +36,7 @@ def test_each_collective_is_recorded_once_with_rank_and_host(tmp_path: Path) -> 
     notes: list[str] = []
     path = tmp_path / "job" / "dump_0"
     reduce(3)
-    recorder = CollectiveRecorder(path, 0, notes.append)
+    recorder = CollectiveRecorder(path.parent, 0, notes.append)
     recorder._write()
     before = len(written(path).processes[0])
     reduce(2)
@@ -47,8 +47,7 @@ def test_each_collective_is_recorded_once_with_rank_and_host(tmp_path: Path) -> 
     assert len(process) == before + 2
     assert (job.ranks, job.hosts) == ((0,), (socket.gethostname(),))
     assert (process.created_ns > 0).all()
-    assert len(notes) == 1
-    assert str(path.parent) in notes[0]
+    assert notes == ["gloo records when a collective was created, and no durations"]
     # a killed process may have written a part of the last dump
     path.write_bytes(path.read_bytes()[:-9])
     assert len(written(path).processes[0]) == before
@@ -59,7 +58,7 @@ def test_a_file_that_cannot_be_written_ends_the_recording_alone(tmp_path: Path) 
     notes: list[str] = []
     (tmp_path / "job").write_text("no folder")
     reduce(1)
-    CollectiveRecorder(tmp_path / "job" / "dump_0", 1, notes.append).close()
+    CollectiveRecorder(tmp_path / "job", 1, notes.append).close()
     assert len(notes) == 1
     assert "recorded no further" in notes[0]
 
