@@ -108,22 +108,7 @@ def collect(
     is too large even without traces.
     """
     names = Anonymizer(_hosts(run), (run, Path.cwd()), _scripts(run))
-    members = [*_run_members(run, names)]
-    records = [
-        {
-            "code": str(finding.code),
-            "severity": finding.severity,
-            "message": names.text(finding.message),
-        }
-        for finding in findings
-    ]
-    members.append(Member("bundle/findings.json", "findings", _json(records)))
-    members += [
-        Member(
-            f"bundle/{name}.json", "the current state of this machine", _json(names.value(value))
-        )
-        for name, value in notes.items()
-    ]
+    members = [*_run_members(run, names), *_made_members(findings, notes, names)]
     size = sum(len(zlib.compress(member.content, _LEVEL)) + _ENTRY_BYTES for member in members)
     if size > most_bytes:
         raise DpscopeError(
@@ -133,15 +118,7 @@ def collect(
     in_part: list[str] = []
     left_out: list[str] = []
     read_bytes = reduced_bytes = 0
-    repeats = [
-        RepeatFolder(path)
-        for path in (run / CELLS_NAME).glob("*/repeat*")
-        if RepeatFolder(path).traces()
-    ]
-    for repeat in sorted(
-        repeats,
-        key=lambda traced: (natural_order(Path(traced.path.name)), natural_order(traced.path)),
-    ):
+    for repeat in _traced_repeats(run):
         progress(repeat.path.relative_to(run).as_posix())
         whole = [*repeat.traces(), *repeat.counters_traces()]
         for paths in (whole, whole[:1]):
@@ -162,6 +139,32 @@ def collect(
                 repeat.path.relative_to(run / CELLS_NAME).as_posix()
             )
     return Bundle(names.text(run.absolute().name), tuple(members), tuple(in_part), tuple(left_out))
+
+
+def _made_members(
+    findings: Sequence[Finding], notes: Mapping[str, object], names: Anonymizer
+) -> Iterator[Member]:
+    """The files that no run folder holds."""
+    records = [
+        {
+            "code": str(finding.code),
+            "severity": finding.severity,
+            "message": names.text(finding.message),
+        }
+        for finding in findings
+    ]
+    yield Member("bundle/findings.json", "findings", _json(records))
+    for name, value in notes.items():
+        state = _json(names.value(value))
+        yield Member(f"bundle/{name}.json", "the current state of this machine", state)
+
+
+def _traced_repeats(run: Path) -> list[RepeatFolder]:
+    """Repeats with traces, the first of every cell before any second."""
+    repeats = map(RepeatFolder, (run / CELLS_NAME).glob("*/repeat*"))
+    traced = [repeat for repeat in repeats if repeat.traces()]
+    by_cell = sorted(traced, key=lambda repeat: natural_order(repeat.path))
+    return sorted(by_cell, key=lambda repeat: natural_order(Path(repeat.path.name)))
 
 
 class _Host(msgspec.Struct):

@@ -70,13 +70,9 @@ def calibration_from_logs(
         raise DpscopeError("--from-nccl-tests: name one log or more")
     tests = [test for path in paths for test in read_tests(path, in_place)]
     spans: dict[int, set[int]] = {}
-    links: dict[int, LinkRate] = {}
     for test in tests:
-        models = set(test.device_names)
         spans.setdefault(test.devices, set()).add(test.nodes)
-        model = gpu_model(test.device_names[0]) if test.nodes == len(models) == 1 else None
-        if rate := link or (model_link(model) if model is not None else None):
-            links[test.devices] = rate
+    rates = {test.devices: link or _link_by_model(test) for test in tests}
     for repeats in grouped(
         ((test.collective, test.devices, test.nodes), test) for test in tests
     ).values():
@@ -98,11 +94,19 @@ def calibration_from_logs(
         environment=None,
         device_names=max((test.device_names for test in tests), key=len),
         points=tuple(points),
-        links=links,
+        links={devices: rate for devices, rate in rates.items() if rate is not None},
         findings=tuple(_wrong_results(tests)),
         nodes={devices: min(nodes) for devices, nodes in spans.items()},
     )
     return fit_calibration(calibration)
+
+
+def _link_by_model(test: LoggedTest) -> LinkRate | None:
+    """Of GPUs of one model on one node: a switch between nodes is in no model's name."""
+    if test.nodes > 1 or len(set(test.device_names)) > 1:
+        return None
+    model = gpu_model(test.device_names[0])
+    return None if model is None else model_link(model)
 
 
 def _check_repeats(tests: Sequence[LoggedTest]) -> None:

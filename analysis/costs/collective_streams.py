@@ -40,13 +40,7 @@ def run_collectives(
     ([0.0, 0.0], [25.0, 25.0])
     """
     if servers == 1:
-        starts, ends = [], []
-        free_us = -math.inf
-        for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
-            starts.append(max(ready, free_us))
-            ends.append(starts[-1] + latency + transfer)
-            free_us = ends[-1] + turn_us
-        return starts, ends
+        return _run_in_turn(ready_us, latency_us, transfer_us, turn_us)
     count = len(ready_us)
     starts, ends = [0.0] * count, [0.0] * count
     waits, left = list(latency_us), list(transfer_us)
@@ -73,10 +67,26 @@ def run_collectives(
             else:
                 left[index] -= (until - now) / stretch
         now = until
-        for index in running:
-            if waits[index] <= _DONE_US and left[index] <= _DONE_US:
-                ends[index] = now
-        running = [index for index in running if waits[index] > _DONE_US or left[index] > _DONE_US]
+        done = [index for index in running if max(waits[index], left[index]) <= _DONE_US]
+        for index in done:
+            ends[index] = now
+            running.remove(index)
+    return starts, ends
+
+
+def _run_in_turn(
+    ready_us: Sequence[float],
+    latency_us: Sequence[float],
+    transfer_us: Sequence[float],
+    turn_us: float,
+) -> tuple[list[float], list[float]]:
+    """The same of one server."""
+    starts, ends = [], []
+    free_us = -math.inf
+    for ready, latency, transfer in zip(ready_us, latency_us, transfer_us, strict=True):
+        starts.append(max(ready, free_us))
+        ends.append(starts[-1] + latency + transfer)
+        free_us = ends[-1] + turn_us
     return starts, ends
 
 

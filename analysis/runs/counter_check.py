@@ -4,7 +4,7 @@ communication.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 from types import MappingProxyType
@@ -55,8 +55,8 @@ def check_counters(
         counter.step: sorted(round(sent_share * size) for size in counter.bucket_bytes)
         for counter in counters
     }
-    own = collectives.take((collectives["rank"] == rank) & (collectives["bytes"] != map_bytes))
-    own = own.having("kind", "all_reduce")
+    reduces = collectives.having("kind", "all_reduce")
+    own = reduces.take((reduces["rank"] == rank) & (reduces["bytes"] != map_bytes))
     if buckets_alone:
         own = own.take(np.isin(own["bytes"], list(chain.from_iterable(sizes_of.values()))))
     slack_us = DEVICE_SLACK_US if own.known("device").any() else CPU_SLACK_US
@@ -69,17 +69,21 @@ def check_counters(
             continue
         expected = sorted(reduction.bytes) if factored else sizes_of[counter.step]
         compared.append(_Compared(counter, reduction, expected, slack_us, sent_share < 1))
-    buckets_equal = all(sorted(step.reduction.bytes) == step.expected_bytes for step in compared)
+    check = _check_of(rank, compared)
+    if not check.buckets_equal:
+        return check
+    return replace(check, not_comparable=_not_comparable(rank, counters, compared, unclear))
+
+
+def _check_of(rank: int, compared: "Sequence[_Compared]") -> CounterCheck:
     return CounterCheck(
         rank=rank,
         steps=len(compared),
         span_ratio=median([step.ratio for step in compared]) if compared else None,
-        buckets_equal=buckets_equal,
+        buckets_equal=all(sorted(step.reduction.bytes) == step.expected_bytes for step in compared),
         spans_agree=_most(step.agrees for step in compared),
         union_within_span=_most(step.within for step in compared),
-        not_comparable=_not_comparable(rank, counters, compared, unclear)
-        if buckets_equal
-        else None,
+        not_comparable=None,
     )
 
 

@@ -259,31 +259,30 @@ def check_traffic(
     named = attached is None or (
         attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)
     )
-    if len(steps) and not named and _trained_alone(cell, steps, collectives):
-        none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
-        alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
-        return [
-            AttachCode.TRAINED_ALONE.finding(
-                f"{alone}, and no DDP or FSDP around the model", about=cell.name
-            )
-        ]
-    lacking = (
-        _check_strategy(
-            cell, sizes, steps, collectives, ranges, copies, units, attached is not None
-        )
-        if named
-        else _check_any(cell, steps, collectives)
-    )
     if not len(steps):
         lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
+    elif named:
+        lacking = _check_strategy(
+            cell, sizes, steps, collectives, ranges, copies, units, attached is not None
+        )
+    elif _trained_alone(cell, steps, collectives):
+        return [_alone(cell, steps)]
+    else:
+        lacking = _check_any(cell, steps, collectives)
     for missing in lacking:
         message = f"expected {missing.expected}, the trace shows {missing.found}; its communication is not given"
         cause = f"likely cause: {missing.cause}. {missing.remedy}"
         return [TraceCode.TRACE_INCOMPLETE.finding(message, cause, about=cell.name)]
-    return (
-        [*_check_options(cell, sizes, collectives)]
-        if cell.traits.reducer and attached is None
-        else []
+    if cell.traits.reducer and attached is None:
+        return [*_check_options(cell, sizes, collectives)]
+    return []
+
+
+def _alone(cell: Cell, steps: Table) -> Finding:
+    none = f"no collective in {counted(len(_known(steps, 'step')), 'traced step')}"
+    alone = f"each process trained alone: {none} of {counted(cell.devices, 'process')}"
+    return AttachCode.TRAINED_ALONE.finding(
+        f"{alone}, and no DDP or FSDP around the model", about=cell.name
     )
 
 

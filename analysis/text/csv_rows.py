@@ -105,23 +105,7 @@ def read_rows(
     A table with the last column of `alternative` needs those columns in place of `required`. Raises
     DpscopeError unless the file is a table with the required columns and at least one row.
     """
-    lines = [
-        "\n" if line.startswith("#") else line
-        for line in _read_text(path).splitlines(keepends=True)
-    ]
-    separator = max(_SEPARATORS, key=next((line for line in lines if line.strip()), "").count)
-    reader = csv.reader(lines, delimiter=separator, strict=True)
-    cells: list[tuple[int, list[str]]] = []
-    try:
-        cells.extend(
-            (reader.line_num, [cell.strip() for cell in row])
-            for row in reader
-            if any(map(str.strip, row))
-        )
-    except csv.Error as error:
-        raise DpscopeError(
-            f"{path}, row {reader.line_num}: not comma-separated values ({error}); check its quotes"
-        ) from error
+    separator, cells = _read_cells(path)
     if not cells:
         raise DpscopeError(
             f"{path} is empty; its first row must name the columns {', '.join(required)}"
@@ -144,6 +128,27 @@ def read_rows(
         CsvRow(path, number, dict(zip(headings, row, strict=True)), separator)
         for number, row in rows
     ]
+
+
+def _read_cells(path: Path) -> tuple[str, list[tuple[int, list[str]]]]:
+    """The separator, and the stripped cells of each row that has any, with its line number."""
+    lines = [
+        "\n" if line.startswith("#") else line
+        for line in _read_text(path).splitlines(keepends=True)
+    ]
+    separator = max(_SEPARATORS, key=next((line for line in lines if line.strip()), "").count)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    cells = []
+    try:
+        for row in reader:
+            stripped = [cell.strip() for cell in row]
+            if any(stripped):
+                cells.append((reader.line_num, stripped))
+    except csv.Error as error:
+        raise DpscopeError(
+            f"{path}, row {reader.line_num}: not comma-separated values ({error}); check its quotes"
+        ) from error
+    return separator, cells
 
 
 def _read_text(path: Path) -> str:

@@ -214,14 +214,7 @@ def job_outcome(
         )
         return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
-        aborting = _watchdog_failure(log)
-        cause, advice = (
-            (f"{aborting.message}; ", "")
-            if aborting
-            else ("", "; raise --timeout if it was only slow")
-        )
-        message = f"{cause}passed its time limit of {timeout_s:g} s ({where}){advice}"
-        return JobOutcome("timed_out", message, _log_tail(log, aborting and aborting.rank))
+        return _timed_out(log, f"passed its time limit of {timeout_s:g} s ({where})")
     first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
     lacked = _has_one(_OUT_OF_MEMORY_SIGNS, first.message)
     if first.signal == signal.SIGKILL and kills_before is not None:
@@ -230,6 +223,15 @@ def job_outcome(
     return JobOutcome(
         status, f"{first.message}{rank_location(first.rank)} ({where})", _log_tail(log, first.rank)
     )
+
+
+def _timed_out(log: str, passed: str) -> JobOutcome:
+    aborting = _watchdog_failure(log)
+    if aborting is None:
+        message = f"{passed}; raise --timeout if it was only slow"
+        return JobOutcome("timed_out", message, _log_tail(log, None))
+    message = f"{aborting.message}; {passed}"
+    return JobOutcome("timed_out", message, _log_tail(log, aborting.rank))
 
 
 class _Failure(NamedTuple):
@@ -256,15 +258,9 @@ def _first_failure(
         return aborted
     for note in causes or notes:
         return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
-    for rank, status in sorted(exits.items(), key=lambda entry: _likely_consequence(entry[1])):
-        ended = (
-            f"was ended by {_signal_text(-status)}"
-            if status < 0
-            else f"ended with exit status {status}"
-        )
-        if status == NO_NOTE:
-            ended = "could not write into the run folder: make room on its disk, or do not remove it during the run"
-        return _Failure(rank, f"rank {rank} {ended}")
+    if exits:
+        rank = min(exits, key=lambda rank: _likely_consequence(exits[rank]))
+        return _Failure(rank, f"rank {rank} {_end_text(exits[rank])}")
     if torchrun_status < 0:
         return _Failure(
             None,
@@ -293,6 +289,14 @@ def _likely_consequence(exit_status: int) -> int:
         if -exit_status in _CONSEQUENT_SIGNALS
         else 0
     )
+
+
+def _end_text(exit_status: int) -> str:
+    if exit_status == NO_NOTE:
+        return "could not write into the run folder: make room on its disk, or do not remove it during the run"
+    if exit_status < 0:
+        return f"was ended by {_signal_text(-exit_status)}"
+    return f"ended with exit status {exit_status}"
 
 
 _HINTS = {

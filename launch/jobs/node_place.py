@@ -2,6 +2,7 @@
 Kubernetes. Imports no torch.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,16 +66,8 @@ def node_place(
         raise DpscopeError(f"--nodes {nodes}: give auto, or a number of nodes")
     count = launcher.count or 1 if nodes == "auto" else int(nodes)
     by_launcher = nodes == "auto" or (node_rank is None and count > 1)
-    if by_launcher and launcher.tasks_here not in (None, 1):
-        raise DpscopeError(
-            f"--nodes {nodes}: {launcher.name} has started {launcher.tasks_here} tasks on this node; start one per node "
-            "(srun --ntasks-per-node=1): it starts a process per device itself"
-        )
-    if by_launcher and launcher.count not in (None, count):
-        raise DpscopeError(
-            f"--nodes {nodes}: {launcher.name} has started this on {launcher.count} nodes; give --nodes auto, or start it on "
-            f"{nodes}"
-        )
+    if by_launcher:
+        _check_launcher(launcher, nodes, count)
     if count == 1:
         return None
     rank = launcher.rank if node_rank is None else node_rank
@@ -94,6 +87,20 @@ def node_place(
     return NodePlace(
         count, rank, address, launcher.job, launcher.port_stated or rendezvous is not None
     )
+
+
+def _check_launcher(launcher: _Launcher, nodes: str, count: int) -> None:
+    """Raises DpscopeError unless it started this once on each of `count` nodes."""
+    if launcher.tasks_here not in (None, 1):
+        raise DpscopeError(
+            f"--nodes {nodes}: {launcher.name} has started {launcher.tasks_here} tasks on this node; start one per node "
+            "(srun --ntasks-per-node=1): it starts a process per device itself"
+        )
+    if launcher.count not in (None, count):
+        raise DpscopeError(
+            f"--nodes {nodes}: {launcher.name} has started this on {launcher.count} nodes; give --nodes auto, or start it on "
+            f"{nodes}"
+        )
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
@@ -120,52 +127,86 @@ def parse_address(text: str) -> Address:
 
 def _launcher(environment: Mapping[str, str]) -> _Launcher:
     """The first launcher that has set its variables."""
-    text = environment.get
-
-    def number(name: str) -> int | None:
-        value = text(name, "")
-        return int(value) if value.isdecimal() else None
-
-    # a task of srun; sbatch starts its script on one node only, without it
-    if nodes := number("SLURM_STEP_NUM_NODES"):
-        job = "slurm-" + "-".join(
-            text(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")
-        )
-        first = first_host(text("SLURM_STEP_NODELIST") or text("SLURM_JOB_NODELIST", ""))
-        address = (
-            None if first is None else Address(first, _FIRST_PORT + crc32(job.encode()) % _PORTS)
-        )
-        tasks_here = -(-(number("SLURM_STEP_NUM_TASKS") or nodes) // nodes)
-        return _Launcher(
-            "Slurm", nodes, number("SLURM_NODEID"), tasks_here, address, job, port_stated=False
-        )
-    if (size := number("OMPI_COMM_WORLD_SIZE")) is not None:
-        start = text("PMIX_NAMESPACE") or text("OMPI_MCA_ess_base_jobid")
-        rank, here = (number(f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "LOCAL_SIZE"))
-        return _Launcher(
-            "Open MPI", size, rank, here, job=None if start is None else f"mpi-{start}"
-        )
-    # MPICH's and Intel's launchers, which set no common job name
-    if (size := number("PMI_SIZE")) is not None:
-        return _Launcher("PMI", size, number("PMI_RANK"), number("MPI_LOCALNRANKS"))
-    # Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a
-    # single process.
-    for nodes_name, rank_name, master in (
-        ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER"),
-        ("WORLD_SIZE", "RANK", "MASTER"),
-    ):
-        if master == "MASTER" and "LOCAL_RANK" in environment:
-            break  # a process started by torchrun
-        if (nodes := number(nodes_name)) is not None and (rank := number(rank_name)) is not None:
-            host = text(f"{master}_ADDR")
-            address = (
-                None if host is None else Address(host, number(f"{master}_PORT") or DEFAULT_PORT)
-            )
-            return _Launcher("PyTorchJob", nodes, rank, address=address)
-    # a Kubernetes job with completionMode Indexed
-    if (index := number("JOB_COMPLETION_INDEX")) is not None:
-        return _Launcher("Kubernetes", rank=index)
+    for reader in (_slurm, _open_mpi, _pmi, _pytorch_job, _kubernetes):
+        launcher = reader(environment)
+        if launcher is not None:
+            return launcher
     return _Launcher()
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if value.isdecimal() else None
+
+
+def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
+    """A task of srun; sbatch starts its script on one node only, without it."""
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES")
+    if not nodes:
+        return None
+    numbers = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job = "-".join(["slurm", *(environment.get(name, "0") for name in numbers)])
+    listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    host = first_host(listed)
+    port = _FIRST_PORT + crc32(job.encode()) % _PORTS
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or nodes
+    return _Launcher(
+        "Slurm",
+        nodes,
+        _number(environment, "SLURM_NODEID"),
+        tasks_here=math.ceil(tasks / nodes),
+        address=None if host is None else Address(host, port),
+        job=job,
+        port_stated=False,
+    )
+
+
+def _open_mpi(environment: Mapping[str, str]) -> _Launcher | None:
+    size = _number(environment, "OMPI_COMM_WORLD_SIZE")
+    if size is None:
+        return None
+    start = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
+    return _Launcher(
+        "Open MPI",
+        size,
+        _number(environment, "OMPI_COMM_WORLD_RANK"),
+        tasks_here=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        job=None if start is None else f"mpi-{start}",
+    )
+
+
+def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
+    """MPICH's and Intel's launchers, which set no common job name."""
+    size = _number(environment, "PMI_SIZE")
+    if size is None:
+        return None
+    rank = _number(environment, "PMI_RANK")
+    return _Launcher("PMI", size, rank, _number(environment, "MPI_LOCALNRANKS"))
+
+
+def _pytorch_job(environment: Mapping[str, str]) -> _Launcher | None:
+    """Kubeflow's PyTorchJob, one process per pod: its variables for torchrun, else those for a
+    single process, which torchrun sets for its own processes, too.
+    """
+    names = [("PET_NNODES", "PET_NODE_RANK", "PET_MASTER")]
+    if "LOCAL_RANK" not in environment:
+        names.append(("WORLD_SIZE", "RANK", "MASTER"))
+    for nodes_name, rank_name, master in names:
+        nodes = _number(environment, nodes_name)
+        rank = _number(environment, rank_name)
+        if nodes is None or rank is None:
+            continue
+        host = environment.get(f"{master}_ADDR")
+        port = _number(environment, f"{master}_PORT") or DEFAULT_PORT
+        address = None if host is None else Address(host, port)
+        return _Launcher("PyTorchJob", nodes, rank, address=address)
+    return None
+
+
+def _kubernetes(environment: Mapping[str, str]) -> _Launcher | None:
+    """A job with completionMode Indexed, which does not say of how many processes."""
+    index = _number(environment, "JOB_COMPLETION_INDEX")
+    return None if index is None else _Launcher("Kubernetes", rank=index)
 
 
 def first_host(node_list: str) -> str | None:

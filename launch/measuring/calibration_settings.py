@@ -122,11 +122,10 @@ def _device_counts(
             "--device cuda: one GPU is visible and a collective needs two; "
             "check CUDA_VISIBLE_DEVICES, or measure the CPU with --device cpu"
         )
-    most = present.count or 2
     if text is None:
-        return tuple(count for count in doubling(most) if count > 1), tuple(
-            Layout(count, most) for count in doubling(nodes)[1:]
-        )
+        most = present.count or 2
+        layouts = tuple(Layout(count, most) for count in doubling(nodes)[1:])
+        return doubling(most)[1:], layouts
     on_one_node = [part.strip() for part in text.split(",") if "x" not in part]
     spanning = [part for part in text.split(",") if "x" in part]
     layouts = tuple(

@@ -114,19 +114,9 @@ def resolved_matrix(
 
     Batches that are not set are `default_batch_sizes`, or those of `dpscope run`.
     """
-    on_cpu = devices.kind == "cpu"
     _check_precisions(matrix.amp_variants, devices.kind)
-    graphed = [mode for mode in matrix.compile if mode in BY_CUDA_GRAPHS]
-    if on_cpu and graphed:
-        mode = graphed[0]
-        other = BY_CUDA_GRAPHS[mode]
-        raise DpscopeError(
-            f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}"
-        )
-    if on_cpu and matrix.nccl_engine != ("default",):
-        raise DpscopeError(
-            f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
-        )
+    if devices.kind == "cpu":
+        _check_for_cpu(matrix)
     counts, layouts = matrix.devices, layouts_of(matrix)
     if counts is None:
         counts = (1, 2) if devices.count is None else doubling(devices.count)
@@ -146,12 +136,27 @@ def resolved_matrix(
         "devices": counts,
         "layouts": tuple(map(str, layouts)),
         "batch_sizes": sizes,
-        "ddp_alone": not on_cpu if matrix.ddp_alone is None else matrix.ddp_alone,
+        "ddp_alone": devices.kind != "cpu" if matrix.ddp_alone is None else matrix.ddp_alone,
     }
     with raising_user_errors():
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         check_micro_batches(resolved)
     return resolved
+
+
+def _check_for_cpu(matrix: Matrix) -> None:
+    """Raises DpscopeError for what only a GPU can run."""
+    graphed = [mode for mode in matrix.compile if mode in BY_CUDA_GRAPHS]
+    if graphed:
+        mode = graphed[0]
+        other = BY_CUDA_GRAPHS[mode]
+        raise DpscopeError(
+            f"--compile {mode} on the CPU: only CUDA graphs distinguish it from {other}; use {other}"
+        )
+    if matrix.nccl_engine != ("default",):
+        raise DpscopeError(
+            f"--nccl-engine {','.join(matrix.nccl_engine)} on the CPU: gloo runs there, not NCCL; omit it"
+        )
 
 
 def _check_shares(sizes: Sequence[int], count: int, scaling: str) -> None:
@@ -236,12 +241,9 @@ def make_plan(
     places = [(count, 1) for count in matrix.devices]
     places += [(layout.devices, layout.nodes) for layout in layouts_of(matrix)]
     for count, nodes in places:
-        whole: list[int] = []
-        shares: list[int] = []
-        if matrix.scaling != "strong":
-            whole = _sizes(matrix, samples // count)
-        if matrix.scaling != "weak":
-            shares = [size // count for size in _sizes(matrix, samples)]
+        whole = [] if matrix.scaling == "strong" else _sizes(matrix, samples // count)
+        global_sizes = [] if matrix.scaling == "weak" else _sizes(matrix, samples)
+        shares = [size // count for size in global_sizes]
         for size in (*whole, *shares):
             cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
         for size in shares:

@@ -80,6 +80,7 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
         for index, handle in handles.items()
     }
     torch_indices = {bare_uuid(uuid): index for index, uuid in reversed([*enumerate(torch_uuids)])}
+    gpu_addresses = {address for address in addresses.values() if address is not None}
     gpus = []
     for index, handle in handles.items():
         active = active_nvlinks(nvml, handle)
@@ -88,20 +89,26 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
             _address(query(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
             for link in active
         )
-        # Virtual machines, such as most cloud instances, do not see the switches: an active link
-        # whose far end is of unknown kind and not a visible GPU is taken to lead to one, as NCCL
-        # does (src/graph/xml.cc: "Assume NVSwitch").
         kinds = [
             query(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active
         ]
         on_switch = bool(active) and all(
-            kind == _TO_SWITCH
-            or (kind in (None, _TO_UNKNOWN) and (end is None or end not in addresses.values()))
+            _leads_to_switch(kind, end in gpu_addresses)
             for kind, end in zip(kinds, far_ends, strict=True)
         )
         gpus.append(_Gpu(handle, links, addresses[index], far_ends, on_switch))
     pairs = tuple(_pair(nvml, first, second) for first, second in combinations(gpus, 2))
     return Interconnect(devices=tuple(gpu.links for gpu in gpus), pairs=pairs)
+
+
+def _leads_to_switch(kind: int | None, to_gpu: bool) -> bool:
+    """Whether an active NVLink whose far end is of this kind leads to an NVSwitch.
+
+    Virtual machines, such as most cloud instances, do not see the switches: a link whose far end is
+    of unknown kind and not a visible GPU is taken to lead to one, as NCCL does (src/graph/xml.cc:
+    "Assume NVSwitch").
+    """
+    return kind == _TO_SWITCH or (kind in (None, _TO_UNKNOWN) and not to_gpu)
 
 
 def _device_links(
@@ -187,13 +194,15 @@ def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | 
     fast = [pair for pair in inside if pair.direct_nvlinks or pair.through_nvswitch]
     if not _has_ring(sorted(members), {frozenset((pair.first, pair.second)) for pair in fast}):
         return _slower(_pcie(device) for device in members.values())
-    rates = []
-    for index, device in members.items():
-        own = [pair for pair in fast if index in (pair.first, pair.second)]
-        switched = any(pair.through_nvswitch for pair in own)
-        count = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
-        rates.append(nvlink(device.nvlink_version, count, device.name))
-    return _slower(rates)
+    return _slower(_nvlinks_within(device, fast) for device in members.values())
+
+
+def _nvlinks_within(device: DeviceLinks, pairs: Sequence[PairLink]) -> LinkRate | None:
+    """All NVLinks from a GPU to others of the group, of which these are the pairs with NVLinks."""
+    own = [pair for pair in pairs if device.index in (pair.first, pair.second)]
+    switched = any(pair.through_nvswitch for pair in own)
+    count = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
+    return nvlink(device.nvlink_version, count, device.name)
 
 
 def _has_ring(members: Sequence[int], joined: set[frozenset[int]]) -> bool:
