@@ -115,30 +115,52 @@ def collect(
             f"{run} has {size / 1e6:.1f} MB of results without its traces, more than the {most_bytes / 1e6:.1f} MB of a bundle; "
             "bundle a run of fewer cells"
         )
+    packing = _Packing(run, names, most_bytes - size)
     in_part: list[str] = []
     left_out: list[str] = []
-    read_bytes = reduced_bytes = 0
     for repeat in _traced_repeats(run):
         progress(repeat.path.relative_to(run).as_posix())
+        name = repeat.path.relative_to(run / CELLS_NAME).as_posix()
         whole = [*repeat.traces(), *repeat.counters_traces()]
-        for paths in (whole, whole[:1]):
-            on_disk = sum(path.stat().st_size for path in paths)
-            if read_bytes and on_disk * reduced_bytes / read_bytes > 2 * (most_bytes - size):
-                continue  # far too large: not worth reading
-            traces = [_trace_member(run, path, names) for path in paths]
-            packed = sum(len(trace.content) for trace in traces)
-            read_bytes, reduced_bytes = read_bytes + on_disk, reduced_bytes + packed
-            if size + packed + _ENTRY_BYTES * len(traces) <= most_bytes:
-                size += packed + _ENTRY_BYTES * len(traces)
-                members += traces
-                break
-        else:
-            paths = []
-        if paths != whole:
-            (in_part if paths else left_out).append(
-                repeat.path.relative_to(run / CELLS_NAME).as_posix()
-            )
-    return Bundle(names.text(run.absolute().name), tuple(members), tuple(in_part), tuple(left_out))
+        traces = packing.fitting(whole)
+        if not traces:
+            traces = packing.fitting(whole[:1])
+            (in_part if traces else left_out).append(name)
+        members += traces
+    return Bundle(
+        names.text(run.absolute().name),
+        tuple(members),
+        tuple(in_part),
+        tuple(left_out),
+    )
+
+
+@dataclass
+class _Packing:
+    """Reduces traces while there is room for them."""
+
+    run: Path
+    names: Anonymizer
+    room_bytes: int
+    read_bytes: int = 0
+    packed_bytes: int = 0  # that became of them
+
+    def fitting(self, paths: Sequence[Path]) -> list[Member]:
+        """The traces, reduced; none of them where they do not fit together."""
+        on_disk_bytes = sum(path.stat().st_size for path in paths)
+        packed_share = self.packed_bytes / self.read_bytes if self.read_bytes else 0.0
+        # far too large by those before: not worth reading
+        if on_disk_bytes * packed_share > 2 * self.room_bytes:
+            return []
+        traces = [_trace_member(self.run, path, self.names) for path in paths]
+        packed_bytes = sum(len(trace.content) for trace in traces)
+        self.read_bytes += on_disk_bytes
+        self.packed_bytes += packed_bytes
+        needed_bytes = packed_bytes + _ENTRY_BYTES * len(traces)
+        if needed_bytes > self.room_bytes:
+            return []
+        self.room_bytes -= needed_bytes
+        return traces
 
 
 def _made_members(

@@ -72,6 +72,7 @@ def calibration_from_logs(
     spans: dict[int, set[int]] = {}
     for test in tests:
         spans.setdefault(test.devices, set()).add(test.nodes)
+    # what the user states holds for every count
     rates = {test.devices: link or _link_by_model(test) for test in tests}
     for repeats in grouped(
         ((test.collective, test.devices, test.nodes), test) for test in tests

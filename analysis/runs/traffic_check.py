@@ -259,8 +259,9 @@ def check_traffic(
     named = attached is None or (
         attached.reduction_known and (cell.traits.reducer or cell.traits.peer_copies)
     )
+    lacking: Iterable[_Lack]
     if not len(steps):
-        lacking = iter([_Lack("traced steps", "none", "the traced pass saved no steps")])
+        lacking = [_Lack("traced steps", "none", "the traced pass saved no steps")]
     elif named:
         lacking = _check_strategy(
             cell, sizes, steps, collectives, ranges, copies, units, attached is not None
@@ -308,6 +309,7 @@ def _check_strategy(
 
 
 def _trained_alone(cell: Cell, steps: Table, collectives: Table) -> bool:
+    """Whether no rank of a script communicated, although all of them have traced steps."""
     return (
         cell.traits.transport == "unknown"
         and not len(collectives)
