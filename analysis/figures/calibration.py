@@ -143,6 +143,12 @@ MOST_PANELS = 4
 _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
 
 
+# decades of an axis, below which these multiples of powers of ten have ticks
+_MULTIPLES: Mapping[float, tuple[float, ...]] = {
+    1.1: (1.0, 2.0, 3.0, 5.0, 7.0),
+    2.0: (1.0, 2.0, 5.0),
+}
+
 Panel = tuple[str, int, int]
 """Kind of a collective, its ranks and their nodes."""
 
@@ -201,18 +207,19 @@ def _trace_panel(
     for cell, rows in by_cell.items():
         sizes = rows.group("bytes", in_order=True)
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
-        medians = np.array([np.median(one) for one in rates])
-        spread = [medians - [one.min() for one in rates], [one.max() for one in rates] - medians]
+        # bytes over the mean transfer, as in the tables
+        means = np.array([1 / np.mean(1 / one) for one in rates])
+        spread = [means - [one.min() for one in rates], [one.max() for one in rates] - means]
         axes.errorbar(
             rows["bytes"][sizes.first].astype(float),
-            medians,
+            means,
             yerr=np.array(spread),
             fmt=markers[cell],
             markersize=5,
             capsize=2,
             color=COLOURS["transfer"],
             mfc="none",
-            label=f"trace, {cell}: median",
+            label=f"trace, {cell}: mean",
         )
     sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
     fit, link = costs.fit(kind, place, "shortest"), costs.link(place)
@@ -221,9 +228,44 @@ def _trace_panel(
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
+    _calibrated_points(axes, kind, carried_as, place, costs, sizes_drawn)
     draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
+
+
+def _calibrated_points(
+    axes: Axes,
+    kind: str,
+    carried_as: str,
+    place: Place,
+    costs: Costs,
+    sizes: tuple[float, float],
+) -> None:
+    """The calibration's medians between two sizes, of the fastest rank where they are known, as
+    transfers are.
+    """
+    calibrated = costs.calibrated(place)
+    if calibrated is None:
+        return
+    points = [
+        one
+        for one in calibrated.points
+        if (one.collective, one.devices) == (kind, place.devices)
+        and sizes[0] <= one.size_bytes <= sizes[1]
+    ]
+    if not points:
+        return
+    sizes_bytes = [one.size_bytes for one in points]
+    times_us = [float(median(one.shortest_us or one.times_us)) for one in points]
+    axes.plot(
+        sizes_bytes,
+        _rates(carried_as, place.devices, sizes_bytes, times_us),
+        "x",
+        markersize=5,
+        color=COLOURS["predicted"],
+        label="calibration: median",
+    )
 
 
 def _bandwidth_axes(axes: Axes) -> None:
@@ -232,11 +274,12 @@ def _bandwidth_axes(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-    # powers of ten; below two decades also their double and fivefold
+    # powers of ten; below two decades also some of their multiples, below one decade more of them
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
-        narrow = low > 0 and np.log10(high / low) < 2
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+        decades = np.log10(high / low) if low > 0 else np.inf
+        multiples = next((many for most, many in _MULTIPLES.items() if decades < most), (1.0,))
+        axis.set_major_locator(LogLocator(subs=multiples))
         axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     axes.set_xlabel("message size")
     axes.set_ylabel("bus bandwidth [GB/s]")

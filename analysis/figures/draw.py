@@ -144,8 +144,8 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "bandwidth",
         lambda of: bandwidths(of.run, of.comparison.collective_costs),
         "Bus bandwidth by message size",
-        f"Median over the transfers of one size in the traces, of the {MOST_PANELS} collectives "
-        "that moved most bytes at most. Tables give bytes over the mean transfer instead.",
+        f"Bytes over the mean transfer of one size in the traces, as in the tables, of the {MOST_PANELS} "
+        "collectives that moved most bytes at most.",
         whiskers="range over transfers",
     ),
     FigureEntry(
