@@ -67,6 +67,14 @@ class _Contents(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As typer does. Raises DpscopeError for a word that is no command."""
+        if args[0] not in COMMANDS:
+            from dpscope.launch.commands.mistakes import no_command
+
+            raise no_command(args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The commands by group, then the options."""
         width = max(map(len, COMMANDS))

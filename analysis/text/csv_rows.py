@@ -155,7 +155,10 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DpscopeError(f"{unreadable(path, error)}; name a CSV file") from error
+        advice = "name a CSV file"
+        if path.is_dir():
+            advice += "; a run folder is for dpscope analyze"
+        raise DpscopeError(f"{unreadable(path, error)}; {advice}") from error
     except UnicodeDecodeError as error:
         raise DpscopeError(
             f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV"
@@ -173,10 +176,11 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
             if (near := nearest(name, set(headings) - set(required)))
         }
         hints = " and ".join(f"{heading!r} for {name}" for name, heading in meant.items())
+        advice = (
+            f"did you mean {hints}?" if hints else f"name {'it' * (len(missing) == 1) or 'them'}"
+        )
         raise DpscopeError(
-            f"{path}, row 1: no column {', '.join(missing)} (found: {shown!r}); "
-            + (f"did you mean {hints}? Name" if hints else "name")
-            + f" the column{'s' * (len(required) > 1)} {', '.join(required)}, separated by commas"
+            f"{path}, row 1: no column {', '.join(missing)} (found: {shown}); {advice} in the first row, separated by commas"
         )
     repeated = sorted({name for name in headings if name and headings.count(name) > 1})
     if repeated:

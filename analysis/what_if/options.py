@@ -67,7 +67,7 @@ def _on_level(base: Base, scenario: Scenario) -> Links:
 
 def _whole(least: int, example: str, word: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", word) or int(word) < least:
-        raise ValueError(f"{word!r}: give {example}")
+        raise ValueError(f"{word}: give {example}")
     return int(word)
 
 
@@ -83,7 +83,7 @@ def _links(word: str) -> Links:
 
 def _one_of(known: Collection[str], word: str) -> str:
     if word not in known:
-        raise ValueError(f"{word!r}: {choose_from(word, known)}")
+        raise ValueError(f"{word}: {choose_from(word, known)}")
     return word
 
 

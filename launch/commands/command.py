@@ -7,7 +7,6 @@ Imports no torch; what a command runs is imported when it runs.
 import importlib
 import inspect
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, NoReturn, get_type_hints
@@ -20,7 +19,6 @@ from dpscope.profiling.machine.gpus import GPU_ORDER
 from dpscope.profiling.records.settings import (
     Setting,
 )
-from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import READER_GONE, DpscopeError
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from dpscope.launch.jobs.job_queue import Outcome
 
 OptionValues = Mapping[str, Any]
+UsageError: Any = typer.BadParameter.__base__  # typer has a copy of click, older versions click
 
 _REPLACED = {
     "--link-gbps": "it is --link now, with a unit: --link 25GB/s (bytes) or --link 200Gb/s (bits)"
@@ -208,10 +207,8 @@ class Command(TyperCommand):
     defaults: Callable[[], dict[str, str]]  # that are no parameters' defaults, by option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with advice for a word that is not among an option's.
-
-        Raises DpscopeError for a replaced option, and for an empty word, which as a path would be
-        the current folder.
+        """As typer does. Raises DpscopeError for what typer refuses, a replaced option, and an empty
+        word, which as a path would be the current folder.
         """
         before_files = args[: args.index("--")] if "--" in args else args
         if "" in args and not self.takes_empty:
@@ -225,16 +222,13 @@ class Command(TyperCommand):
         if "--help-all" in before_files:
             self.shows_all_options = True
             args = ["--help"]
+        words = list(args)  # typer takes them from the list
         try:
             return list(super().parse_args(ctx, args))
-        except typer.BadParameter as error:
-            # typer's message is a sentence alone
-            match = re.search(r"'([^']*)' is not one of (.*)\.$", error.message)
-            if match:
-                word, choices = match.groups()
-                known = re.findall(r"'([^']*)'", choices)
-                error.message = f"{word!r}: {choose_from(word, known)}"
-            raise
+        except UsageError as error:
+            from dpscope.launch.commands.mistakes import mistake_of
+
+            raise mistake_of(error, ctx, words) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """As typer does, with the defaults that are no parameters' defaults."""

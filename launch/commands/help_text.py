@@ -2,6 +2,7 @@
 for their values, and their defaults.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,10 @@ _DECLARED = {
 }
 READING = "How traces are read"
 """The heading of options that their declaration places there, by `rich_help_panel`."""
+OWN = "Options of this command"
+"""What distinguishes a command from others, so it stands first."""
 OTHER = "Options"
+_RANGE = re.compile(r"\s*\[x>=\d+\]$")  # click's; the refusal of a value states it
 _KINDS = {"int": "N", "float": "NUMBER", "Path": "PATH"}
 
 
@@ -78,15 +82,19 @@ def word_of(parameter: Any) -> str:
 def records_by_heading(parameters: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """How parameters are written and their help, under each heading that has any."""
     groups: dict[str, list[tuple[str, str]]] = {
-        heading: [] for heading in ("Arguments", *HEADINGS, READING, OTHER)
+        heading: [] for heading in ("Arguments", OWN, *HEADINGS, READING, OTHER)
     }
     for parameter in parameters:
         name, text = parameter.get_help_record(ctx) or ("", "")
+        text = _RANGE.sub("", text)
         if parameter.param_type_name == "argument":
             groups["Arguments"].append((parameter.metavar, text))
         elif name:
             heading = getattr(parameter, "rich_help_panel", None)
-            groups[heading or heading_of(parameter.name)].append((name, text))
+            heading = heading or heading_of(parameter.name)
+            if heading == OTHER and parameter.name != "help":
+                heading = OWN
+            groups[heading].append((name, text))
     return {heading: records for heading, records in groups.items() if records}
 
 

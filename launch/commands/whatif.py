@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from dpscope.analysis.what_if.answer import RunAnswer
 
-_TABLES = (".csv", ".tsv")
-
 
 HELP = Help(examples=("runs/mine --devices 8,16", "traces/ --link 50GB/s,100GB/s"))
 
@@ -81,10 +79,6 @@ class WhatIfRequest(Request):
 def whatif(request: WhatIfRequest) -> None:
     """By a replay of steps, of which the user states what traces may not show."""
     for path in request.paths:
-        if path.suffix.lower() in _TABLES:
-            raise DpscopeError(
-                f"{path} is a table, which whatif does not replay: give it to dpscope estimate --predict"
-            )
         if not path.exists():
             raise DpscopeError(f"{path} does not exist; give a run folder, or traces of one job")
     bucket_bytes = options.read_size("--base-bucket-mb", request.base_bucket_mb, MIB)

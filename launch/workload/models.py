@@ -236,7 +236,7 @@ def check_model(name: str) -> None:
 
     known = sorted(models.list_models(module=models))  # for classification
     if name not in known:
-        close = nearest(name, [*OWN_MODELS, *known], most=3)
+        close = nearest(name, [*OWN_MODELS, *known], most=3, cutoff=0.8)
         hint = (
             f"did you mean {', '.join(close)}? Otherwise"
             if close

@@ -192,7 +192,7 @@ def parse_link(text: str) -> LinkRate:
     """
     words = text.strip()
     if _BARE.fullmatch(words):
-        raise ValueError(f"{text!r} has no unit: {_BOTH_UNITS.format(words)}")
+        raise ValueError(f"{text} has no unit: {_BOTH_UNITS.format(words)}")
     if rate := _RATE.fullmatch(words):
         return _stated(text, rate)
     link: LinkRate | None = None
@@ -217,18 +217,18 @@ def parse_link(text: str) -> LinkRate:
         )
         link = LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
     if link is None:
-        raise ValueError(f"{text!r} is no link: {_FORMS}")
+        raise ValueError(f"{text} is no link: {_FORMS}")
     return link
 
 
 def _stated(text: str, rate: re.Match[str]) -> LinkRate:
     given, scale = rate["number"], rate["scale"]
     if scale not in _SCALES:
-        raise ValueError(f"{text!r} is not clear: {_BOTH_UNITS.format(given)}")
+        raise ValueError(f"{text} is not clear: {_BOTH_UNITS.format(given)}")
     try:
         value = float(given) * _SCALES[scale] * _BITS[rate["unit"]]
     except ValueError:
-        raise ValueError(f"{text!r}: {given!r} is no number; {_FORMS}") from None
+        raise ValueError(f"{text}: {given} is no number; {_FORMS}") from None
     if not _SLOWEST_GB_PER_S <= value < math.inf:
-        raise ValueError(f"{text!r} must be at least 1 byte per second; {_FORMS}")
+        raise ValueError(f"{text} must be at least 1 byte per second; {_FORMS}")
     return LinkRate(gb_per_s=value, name=" ".join(text.split()), source=STATED)

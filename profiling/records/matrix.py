@@ -76,7 +76,7 @@ def parse_layout(text: str) -> Layout:
     found = _PRODUCT.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{text.strip() or 'nothing'} is not a number of nodes times devices; give 4, or 2x4"
+            f"{text.strip() or 'nothing'} is neither a number of devices nor a layout such as 2x4"
         )
     layout = Layout(int(found[1]), int(found[2]))
     if layout.per_node < 1:

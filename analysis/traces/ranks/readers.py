@@ -65,6 +65,7 @@ RECORDS = Reader(
 EXPORTS = Reader("nsys export", (".sqlite",), "kineto", has_events=True)
 REPORTS = Reader("nsys report", (".nsys-rep",), "kineto", has_events=True)  # refused with advice
 TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
+_TABLES = (".csv", ".tsv")
 READERS = (
     PARTIALS,
     EXPORTS,
@@ -139,6 +140,10 @@ def _found_in(path: Path) -> Found:
         if not _unless_hidden(path.exists):
             raise DpscopeError(
                 f"{path} does not exist; name trace files, a folder of them, or a run folder"
+            )
+        if path.suffix.lower() in _TABLES:
+            raise DpscopeError(
+                f"{path} is a table, not a trace: give a table of times to dpscope estimate"
             )
         return Found(_reader_of(path) or TRACES, [path])
     by_reader = _inside(path)

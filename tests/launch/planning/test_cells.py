@@ -372,7 +372,7 @@ def test_all_nodes_are_measured_whole_in_powers_of_two_after_one_node_s_counts()
             "devices=2x0",
             "2x0 has no device on a node; the second number is 1 or more, such as 2x1",
         ),
-        (EIGHT_GPUS, 2, "devices=2x", "2x is not a number of nodes times devices"),
+        (EIGHT_GPUS, 2, "devices=2x", "2x is neither a number of devices nor a layout such as 2x4"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

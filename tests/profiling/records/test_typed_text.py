@@ -89,7 +89,7 @@ def test_the_limit_of_a_trace_is_a_size() -> None:
         (["analyze", str(EXAMPLE_RUN), "--figures", "sgv"], "did you mean svg?"),
         (
             ["analyze", str(EXAMPLE_RUN), "--format", "jsno"],
-            "'jsno': did you mean json? Choose from table, json",
+            "--format jsno: did you mean json? Choose from table, json",
         ),
     ],
 )
