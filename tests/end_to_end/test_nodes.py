@@ -24,7 +24,13 @@ from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
-from tests.helpers.sweeps import half_written, processes_of, wait_until
+from tests.helpers.sweeps import (
+    half_written,
+    parent_of,
+    processes_of,
+    torchruns_of,
+    wait_until,
+)
 
 RATE_MBIT = 200
 LARGEST_BYTES = 4 << 20
@@ -235,7 +241,8 @@ def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(
     """An agent that is killed on node 1 is as silent as a cut network."""
     command = slow_run(hosts, tmp_path / "run")
     if victim == "rank 1":
-        (worker,) = [one for one in processes_of(command.out) if "RANK=1" in environment_of(one)]
+        started = [one for one in processes_of(command.out) if "RANK=1" in environment_of(one)]
+        (worker,) = [one for one in started if parent_of(one) in torchruns_of(command.out)]
         os.kill(worker, signal.SIGKILL)
     else:
         command.send(signal.SIGKILL, 0)

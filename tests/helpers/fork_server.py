@@ -14,6 +14,8 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import gc
+import importlib
 import json
 import os
 import select
@@ -25,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from dpscope.launch.jobs.parent_death import die_with_process
+from dpscope.launch.jobs import parent_death
 from tests.helpers.forked_ranks import import_for_ranks, run_program
 from tests.helpers.paths import ROOT
 
@@ -76,10 +78,18 @@ def server(*changes: tuple[str, str]) -> str:
 
 
 def main() -> None:
-    die_with_process(int(sys.argv[1]))
+    parent_death.die_with_process(int(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
     import_for_ranks()
+    _import_for_commands()
     run_program(_serve(listener))
+
+
+def _import_for_commands() -> None:
+    """What torchrun and the commands that make a report import."""
+    for module in ("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"):
+        importlib.import_module(module)
+    gc.freeze()
 
 
 def _serve(listener: socket.socket) -> list[str]:
@@ -123,6 +133,7 @@ def _become(
     client: socket.socket,
     files: list[int],
     program: list[str],
+    rank: bool,
     command: list[str],
     folder: str,
     environment: dict[str, str],
@@ -155,7 +166,16 @@ def _become(
         if one and one not in sys.path
     ]
     _show_in_proc(command, environment)
+    if rank:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # as by -u
+        _skip_once("die_with_job")  # the process that asked, torchrun's child, has called it
     return program
+
+
+def _skip_once(name: str) -> None:
+    """The first who calls this function of `parent_death` finds it without effect."""
+    function = getattr(parent_death, name)
+    setattr(parent_death, name, lambda: setattr(parent_death, name, function))
 
 
 def _show_in_proc(command: list[str], environment: dict[str, str]) -> None:

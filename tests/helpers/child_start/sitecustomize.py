@@ -5,9 +5,9 @@ Each of these processes lives for seconds and imports torch, whose 300,000 objec
 it does. At Python's own thresholds the garbage collector visits them dozens of times during the
 import and again at exit.
 
-Where the test's process has a server (tests/helpers/fork_server.py), a torchrun, a command of
-dpscope that starts jobs, forked_ranks.py and modules that import torch run in forks of it, in which
-torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
+Where the test's process has a server (tests/helpers/fork_server.py), a torchrun and its ranks, a
+command of dpscope that starts jobs, forked_ranks.py and modules that import torch run in forks of
+it, in which torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
 """
 
 import atexit
@@ -25,6 +25,11 @@ _MODULES = (
     *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),
 )
 _PROGRAMS = "tests.virtual_gpu.programs."
+_OF_RANKS = (
+    "attach",
+    "jobs.all_reduce_check",
+    "worker",
+)  # modules, which tie their life to torchrun's
 
 
 def _program_to_fork(arguments: list[str]) -> list[str] | None:
@@ -48,14 +53,26 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
     return arguments if command or module or arguments[:1] == [_FORKED_RANKS] else None
 
 
-def _run_in_fork(server: str, program: list[str]) -> None:
+def _rank_to_fork(arguments: list[str]) -> list[str] | None:
+    """The same of a process that torchrun may have started."""
+    modules = [f"dpscope.launch.{name}" for name in _OF_RANKS]
+    of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and arguments[:2] == ["-u", "-m"]
+    return arguments[1:] if of_torchrun and arguments[2] in modules else None
+
+
+def _run_in_fork(server: str, program: list[str], rank: bool) -> None:
     """Have the server run a program in this process's place, and end as that ends."""
     import json
     import signal
     import socket
 
+    if rank:
+        from dpscope.launch.jobs.parent_death import die_with_job
+
+        die_with_job()
     request = {
         "program": program,
+        "rank": rank,
         "command": sys.orig_argv,
         "folder": os.getcwd(),
         "environment": dict(os.environ),
@@ -81,7 +98,8 @@ def _run_in_fork(server: str, program: list[str]) -> None:
 
 gc.set_threshold(200_000, 20, 20)
 atexit.register(gc.freeze)
-if (server := os.environ.get("DPSCOPE_TEST_FORK_SERVER")) and (
-    program := _program_to_fork(sys.orig_argv[1:])
-):
-    _run_in_fork(server, program)
+if server := os.environ.get("DPSCOPE_TEST_FORK_SERVER"):
+    if rank := _rank_to_fork(sys.orig_argv[1:]):
+        _run_in_fork(server, rank, rank=True)
+    elif program := _program_to_fork(sys.orig_argv[1:]):
+        _run_in_fork(server, program, rank=False)
