@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.fork_server import forks
 from tests.helpers.sweeps import command_of, parent_of, processes_of, wait_until
 
 pytestmark = pytest.mark.real_processes  # their ends are what these tests are about
@@ -113,7 +114,7 @@ def test_a_kill_leaves_nothing(
 def test_a_second_one_in_the_same_folder_is_refused_and_the_first_can_be_interrupted(
     tmp_path: Path,
 ) -> None:
-    with attached(tmp_path) as running:
+    with forks(), attached(tmp_path) as running:
         wait_until_it_trains(running, tmp_path)
         options = ("--out", str(tmp_path / "run"), "--steps", "50000")
         for words in (("cli", "attach", *options, "--devices", "1", "--"), ("attach", *options)):

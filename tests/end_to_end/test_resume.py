@@ -2,7 +2,7 @@
 not been.
 
 DDP's run on three processes where bits are compared: with two, sums do not depend on the order of
-summation. digits' 1,440 samples are 30 steps of 48.
+summation. digits' 1,440 samples are 10 steps of 144, also of 48 on each of three.
 """
 
 import signal
@@ -143,6 +143,7 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(
     settings: dict[str, Any] = {
         "strategy": strategy,
         "devices": "2",
+        "batch_size": "144",
         "model": f"resumed_models:{model}",
     }
     # the test is the process that the signal ends
@@ -152,7 +153,7 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(
             train_here(tmp_path / "stopped", **settings)
     finally:
         signal.signal(signal.SIGTERM, before)
-    # step 70 of a process is step 10 of the third epoch
+    # step 25 of a process is in the third epoch
     stopped = training(tmp_path / "stopped")
     assert len(stopped.epochs()) == len(saved(stopped.last_path)["epochs"]) == 2
     train_here(tmp_path / "stopped", **settings)

@@ -2,6 +2,7 @@
 measured is kept.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.real_processes  # their ends are what these tests are a
 @pytest.mark.timeout(600)
 def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Path) -> None:
     """A worker, then in the next attempt torchrun, then the command itself: the fourth attempt
-    completes.
+    completes. The worker may be a fork, since it is torchrun that ends the others after it.
     """
     out = tmp_path / "run"
     # The sweep knows the model without torch, and its steps take tens of milliseconds.
@@ -44,8 +45,10 @@ def test_a_kill_at_any_moment_leaves_nothing_and_a_rerun_completes(tmp_path: Pat
         "traced_steps": 10,
     }
     for victim in ("worker", "torchrun", "sweep"):
-        running = start_sweep(out, **flags)
-        wait_until(in_pass(out, "ddp-d2-b16", random.choice(["warm-up", "timed", "traced"])))
+        with forks() if victim == "worker" else contextlib.nullcontext():
+            running = start_sweep(out, **flags)
+        passes = ["warm-up", "timed", "traced"]
+        wait_until(in_pass(out, "ddp-d2-b16", random.choice(passes)), timeout_s=120)
         time.sleep(random.uniform(0, 0.3))
         torchruns = torchruns_of(out)
         # Not a worker's own children: the death of a data loader may come too late to matter.

@@ -31,6 +31,11 @@ from dpscope.launch.jobs import parent_death
 from tests.helpers.forked_ranks import import_for_ranks, run_program
 from tests.helpers.paths import ROOT
 
+_IMPORTED = (
+    *("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"),
+    *("dpscope.analysis.output.analyze", "dpscope.analysis.report.build"),
+    "dpscope.analysis.figures.draw",
+)
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
 _RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
@@ -87,7 +92,7 @@ def main() -> None:
 
 def _import_for_commands() -> None:
     """What torchrun and the commands that make a report import."""
-    for module in ("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"):
+    for module in _IMPORTED:
         importlib.import_module(module)
     gc.freeze()
 

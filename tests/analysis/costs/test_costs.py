@@ -2,6 +2,8 @@
 Expected by hand.
 """
 
+from dataclasses import replace as replace_dataclass
+
 import pytest
 from msgspec.structs import replace
 
@@ -45,6 +47,15 @@ def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
     found = cost(costs(), 4, 2)
     assert found.total_us == pytest.approx(100 + 1000, rel=0.01)
     assert found.words == "calibrated on 2x2 devices"
+
+
+def test_a_cost_as_long_as_measured_keeps_its_share_of_latency() -> None:
+    modelled = replace_dataclass(
+        cost(costs(), 4, 2), latency_us=10.0, transfer_us=30.0, low_us=20.0, high_us=80.0
+    )
+    measured = modelled.measured_as(80.0)
+    assert (measured.latency_us, measured.transfer_us) == (20.0, 60.0)
+    assert (measured.low_us, measured.high_us) == (80.0, 80.0)
 
 
 def test_latency_at_a_calibrated_count_has_the_share_of_the_reports_fit() -> None:

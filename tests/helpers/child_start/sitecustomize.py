@@ -54,10 +54,13 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
 
 
 def _rank_to_fork(arguments: list[str]) -> list[str] | None:
-    """The same of a process that torchrun may have started."""
-    modules = [f"dpscope.launch.{name}" for name in _OF_RANKS]
-    of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and arguments[:2] == ["-u", "-m"]
-    return arguments[1:] if of_torchrun and arguments[2] in modules else None
+    """The same of a process that torchrun may have started, unbuffered."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or arguments[:1] != ["-u"]:
+        return None
+    program = arguments[1:]
+    modules = [["-m", f"dpscope.launch.{name}"] for name in _OF_RANKS]
+    by_path = program[0].endswith(os.path.join("launch", "worker.py"))
+    return program if program[:2] in modules or by_path else None
 
 
 def _run_in_fork(server: str, program: list[str], rank: bool) -> None:
