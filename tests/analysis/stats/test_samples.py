@@ -199,6 +199,26 @@ def test_what_the_cells_of_a_turn_share_is_left_out_of_their_ratio() -> None:
     )
 
 
+def test_two_turns_are_judged_by_what_all_cells_show_within_turns() -> None:
+    """Six cells, 0.01 or 0.02 off: squares 24e-4 of 5 degrees of freedom, of a difference twice.
+
+    The two that are compared are off alike, so their own difference has none of it: variance
+    48e-4 / 5, t of 5 2.5706, over the root of 2.
+    """
+    turns, off = np.array([-0.1, 0.1]), np.array([1, -1])
+    factors = (0.01, 0.01, -0.01, -0.01, 0.02, -0.02)
+    levels = (100, 80, 60, 50, 40, 30)
+    cells = [
+        steady(*level * np.exp(turns + factor * off))
+        for level, factor in zip(levels, factors, strict=True)
+    ]
+    ratio = ratio_estimate(cells[0], cells[1], spread_in_turns(cells))
+    half = 2.5706 * math.sqrt(48e-4 / 5 / 2)
+    assert (ratio.low, ratio.high) == pytest.approx(
+        (1.25 * math.exp(-half), 1.25 * math.exp(half)), rel=1e-4
+    )
+
+
 def test_a_drift_is_taken_out_of_a_ratio_where_the_cells_had_other_places_in_each_turn() -> None:
     """0.02 more from place to place, three cells in three orders: the first two differ by -0.02,
     0.04 and -0.02 more.
