@@ -3,7 +3,7 @@ nccl-tests' logs.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from dpscope.profiling.machine.link_specifications import gpu_model, model_link
 from dpscope.profiling.records.calibration import (
     CALIBRATION_SCHEMA_VERSION,
     Calibration,
+    CalibrationPoint,
 )
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.links import LinkRate
@@ -78,13 +79,6 @@ def calibration_from_logs(
         ((test.collective, test.devices, test.nodes), test) for test in tests
     ).values():
         _check_repeats(repeats)
-    points = [
-        msgspec.structs.replace(
-            point, nodes=test.nodes if test.nodes > 1 or len(spans[point.devices]) > 1 else None
-        )
-        for test in tests
-        for point in test.points
-    ]
     calibration = Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
         dpscope_version=importlib.metadata.version("dpscope"),
@@ -94,12 +88,25 @@ def calibration_from_logs(
         backend="nccl",
         environment=None,
         device_names=max((test.device_names for test in tests), key=len),
-        points=tuple(points),
+        points=tuple(_placed_points(tests, spans)),
         links={devices: rate for devices, rate in rates.items() if rate is not None},
         findings=tuple(_wrong_results(tests)),
         nodes={devices: min(nodes) for devices, nodes in spans.items()},
     )
     return fit_calibration(calibration)
+
+
+def _placed_points(
+    tests: Sequence[LoggedTest], spans: Mapping[int, Collection[int]]
+) -> Iterator[CalibrationPoint]:
+    """The points of all tests; with their nodes where a device count was tested over several, or
+    over different numbers (`spans`).
+    """
+    for test in tests:
+        # a log names its nodes only where they are several
+        stated = test.nodes > 1 or len(spans[test.devices]) > 1
+        nodes = test.nodes if stated else None
+        yield from (msgspec.structs.replace(point, nodes=nodes) for point in test.points)
 
 
 def _link_by_model(test: LoggedTest) -> LinkRate | None:

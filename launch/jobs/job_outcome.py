@@ -216,13 +216,19 @@ def job_outcome(
     if exit_status is None:
         return _timed_out(log, f"passed its time limit of {timeout_s:g} s ({where})")
     first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
-    lacked = _has_one(_OUT_OF_MEMORY_SIGNS, first.message)
-    if first.signal == signal.SIGKILL and kills_before is not None:
-        lacked = lacked or (memory_kills() or 0) > kills_before
-    status = "out_of_memory" if first.status == "crashed" and lacked else first.status
-    return JobOutcome(
-        status, f"{first.message}{rank_location(first.rank)} ({where})", _log_tail(log, first.rank)
-    )
+    status = first.status
+    if status == "crashed" and _lacked_memory(first, kills_before):
+        status = "out_of_memory"
+    message = f"{first.message}{rank_location(first.rank)} ({where})"
+    return JobOutcome(status, message, _log_tail(log, first.rank))
+
+
+def _lacked_memory(first: "_Failure", kills_before: int | None) -> bool:
+    if _has_one(_OUT_OF_MEMORY_SIGNS, first.message):
+        return True
+    if first.signal != signal.SIGKILL or kills_before is None:
+        return False
+    return (memory_kills() or 0) > kills_before
 
 
 def _timed_out(log: str, passed: str) -> JobOutcome:

@@ -3,7 +3,7 @@ name needs it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -125,11 +125,11 @@ def resolved_matrix(
     _check_layouts(counts, layouts, matrix.strategies, nodes)
     _check_device_count(max((*counts, *(layout.per_node for layout in layouts))), devices)
     everywhere = {*counts, *(layout.devices for layout in layouts)}
-    sizes = matrix.batch_sizes or default_batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
+    sizes = matrix.batch_sizes
+    if not sizes:
+        defaults = default_batch_sizes or DEFAULT_BATCH_SIZES[devices.kind]
+        sizes = _batch_sizes_for(everywhere, defaults, matrix.scaling)
     if matrix.scaling != "weak":
-        multiple = math.lcm(*everywhere)  # a global batch that every device count divides
-        if not matrix.batch_sizes:
-            sizes = tuple(sorted({math.ceil(size / multiple) * multiple for size in sizes}))
         for count in sorted(everywhere):
             _check_shares(sizes, count, matrix.scaling)
     chosen = {
@@ -142,6 +142,16 @@ def resolved_matrix(
         resolved = ResolvedMatrix(**{**msgspec.structs.asdict(matrix), **chosen})
         check_micro_batches(resolved)
     return resolved
+
+
+def _batch_sizes_for(
+    counts: Collection[int], defaults: Sequence[int], scaling: str
+) -> tuple[int, ...]:
+    """The default batches; global ones raised to what every device count divides."""
+    if scaling == "weak":
+        return tuple(defaults)
+    multiple = math.lcm(*counts)
+    return tuple(sorted({math.ceil(size / multiple) * multiple for size in defaults}))
 
 
 def _check_for_cpu(matrix: Matrix) -> None:
@@ -237,7 +247,17 @@ def make_plan(
     single-device cells at the whole batch and at every share. Raises DpscopeError when nothing is
     left to measure.
     """
-    cells: dict[Cell, None] = {}
+    planned = []
+    for cell in sorted(dict.fromkeys(_all_cells(matrix, samples, kind)), key=_order):
+        reason = too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples)
+        planned.append(PlannedCell(cell=cell, skip_reason=reason))
+    if all(entry.skip_reason for entry in planned):
+        raise _nothing_to_measure(matrix, [str(entry.skip_reason) for entry in planned])
+    return tuple(planned)
+
+
+def _all_cells(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> Iterator[Cell]:
+    """Of every device count and layout; some occur twice."""
     places = [(count, 1) for count in matrix.devices]
     places += [(layout.devices, layout.nodes) for layout in layouts_of(matrix)]
     for count, nodes in places:
@@ -245,17 +265,10 @@ def make_plan(
         global_sizes = [] if matrix.scaling == "weak" else _sizes(matrix, samples)
         shares = [size // count for size in global_sizes]
         for size in (*whole, *shares):
-            cells |= dict.fromkeys(_cells(matrix, kind, count, size, nodes))
+            yield from _cells(matrix, kind, count, size, nodes)
         for size in shares:
             alone = _cells(matrix, kind, 1, size)
-            cells |= dict.fromkeys(cell for cell in alone if cell.traits.baseline)
-    planned = []
-    for cell in sorted(cells, key=_order):
-        reason = too_few_devices(cell) or uncompilable(cell) or too_large(cell, samples)
-        planned.append(PlannedCell(cell=cell, skip_reason=reason))
-    if all(entry.skip_reason for entry in planned):
-        raise _nothing_to_measure(matrix, [str(entry.skip_reason) for entry in planned])
-    return tuple(planned)
+            yield from (cell for cell in alone if cell.traits.baseline)
 
 
 def _order(cell: Cell) -> tuple[int, int, int, int]:

@@ -105,25 +105,31 @@ def download_data(workload: Workload) -> None:
                 "move it, or name another folder with --data-dir"
             )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # whole or not at all
-        with tempfile.TemporaryDirectory(prefix=".tmp-cifar10-", dir=folder) as name:
-            fresh = Path(name)
-            if (folder / CIFAR10.filename).exists():
-                (fresh / CIFAR10.filename).symlink_to((folder / CIFAR10.filename).resolve())
-            CIFAR10(fresh, train=True, download=True)
-            place = folder / CIFAR10.base_folder
-            if not place.exists():
-                (fresh / place.name).rename(place)
-            else:  # the files that are missing
-                for path in (
-                    made
-                    for made in (fresh / place.name).iterdir()
-                    if not (place / made.name).exists()
-                ):
-                    path.rename(place / path.name)
+        _download_whole(folder)
     except (OSError, RuntimeError) as error:
         raise DpscopeError(
             f"--download: CIFAR-10 could not be downloaded to {workload.data_dir} ({error}); "
             "download cifar-10-python.tar.gz elsewhere and unpack it there"
         ) from error
+
+
+def _download_whole(folder: Path) -> None:
+    """CIFAR-10's archive downloaded, unless it is there, and those of its files that are missing:
+    all or none.
+    """
+    from torchvision.datasets import CIFAR10
+
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / CIFAR10.filename
+    with tempfile.TemporaryDirectory(prefix=".tmp-cifar10-", dir=folder) as name:
+        fresh = Path(name)
+        if archive.exists():
+            (fresh / archive.name).symlink_to(archive.resolve())
+        CIFAR10(fresh, train=True, download=True)
+        unpacked = folder / CIFAR10.base_folder
+        if not unpacked.exists():
+            (fresh / unpacked.name).rename(unpacked)
+            return
+        for path in (fresh / unpacked.name).iterdir():
+            if not (unpacked / path.name).exists():
+                path.rename(unpacked / path.name)

@@ -133,9 +133,10 @@ def _check_batch(function: str, make_batch: MakeBatch) -> None:
         raise DpscopeError(
             f"{function}: make_batch returned no tensor as inputs; return (inputs, targets)"
         )
-    wrong = [
-        tuple(tensor.shape) for tensor in tensors[0] if tensor.ndim == 0 or len(tensor) != _TRIED
-    ]
+    # a tensor without dimensions, such as the mean of a batch, holds no samples: it is as wrong as
+    # one of another length
+    shapes = [tuple(tensor.shape) for tensor in tensors[0]]
+    wrong = [shape for shape in shapes if shape[:1] != (_TRIED,)]
     if wrong:
         raise DpscopeError(
             f"{function}: make_batch(0, {_TRIED}) returned a tensor of shape {wrong[0]}; the first dimension of every tensor "
