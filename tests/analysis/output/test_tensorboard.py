@@ -9,9 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
+from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.generator import dp_trace, write_trace
+from tests.helpers.nsys_exports import convert
 from tests.helpers.paths import DATA
-from tests.helpers.tensorboard_pages import get, serving
+from tests.helpers.tensorboard_pages import get, running, serving
 from tests.helpers.trainings import record, write_trained
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -55,6 +57,25 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
         assert found[1:3] == pytest.approx([expected.hidden_us, expected.exposed_us], abs=1)
         compared += 1
     assert compared == 4
+
+
+@pytest.mark.process
+def test_the_command_shows_an_export_of_nsys_as_the_traces_it_is_of(tmp_path: Path) -> None:
+    generated = [ddp_trace(rank, 2, DdpOptions(straggler=1)) for rank in (0, 1)]
+    export = convert([one.trace for one in generated], tmp_path / "job.sqlite")
+    command = ("-m", "dpscope.launch.cli", "tensorboard", export, "--port", "0")
+    with running(*command) as address:
+        shown = overlap_by_step(address, "traces of 2 ranks")
+    for rank, one in enumerate(generated):
+        whole = {
+            str(step): expected
+            for (_, step), expected in one.expected.steps.items()
+            if not expected.partial_window
+        }
+        assert len(whole) == 2
+        for step, expected in whole.items():
+            hidden_and_exposed = [expected.hidden_us, expected.exposed_us]
+            assert shown[step][f"0_{rank}"][1:3] == pytest.approx(hidden_and_exposed, abs=1)
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "nested"])
