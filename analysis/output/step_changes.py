@@ -89,7 +89,9 @@ def _number(count: float) -> str:
 
 
 def _shown(operator: str) -> str:
-    return operator.removeprefix(_NODE)
+    """Or the name of a kernel, which may be long."""
+    name = operator.removeprefix(_NODE)
+    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 3]}..."
 
 
 def _summed(classes: Sequence[ClassChange]) -> ClassChange:
@@ -193,14 +195,15 @@ _PART_FIELDS = (
     ),
 )
 _CLASS_NOTES = (
-    "a class has one operator, kernel name, input sizes, grid and block; it is named by the operator that launched it",
+    "a class has one operator, kernel name, input sizes, grid and block; it is named by the operator that launched it, "
+    "or by its kernel where none is recorded",
     "count: what other numbers of calls cost, at the mean before; duration: what other durations cost; contention: of "
     "duration, what communication next to the kernels adds",
 )
 
 
 def _class_fields(step: StepChange) -> Iterator[Field]:
-    yield Field("kernels of", lambda one: _cut(_shown(one.part)), column="operator")
+    yield Field("kernels of", lambda one: _shown(one.part), column="operator")
     yield Field("calls", _calls_text)
     yield Field(
         "change",
@@ -229,10 +232,6 @@ def _class_notes(step: StepChange) -> list[str]:
 
 def _judged(step: StepChange) -> bool:
     return any(one.significant is not None for one in step.classes)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 3]}..."
 
 
 def _calls_text(one: ClassChange) -> str:

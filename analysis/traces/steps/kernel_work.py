@@ -16,9 +16,9 @@ from dpscope.analysis.traces.steps.kernel_times import next_to_communication_us,
 
 CLASS = ("operator", "kernel", "sizes", "launch")
 """What the kernels of a class share: the operator that launched them, their name, its input sizes,
-grid and block. On a CPU timeline operators stand for kernels.
+grid and block. On a CPU timeline operators stand for kernels, and kernels for operators where none
+is recorded: in CUDA graphs, and in exports of nsys.
 """
-NO_OPERATOR = "unknown"
 _SUMS = ("calls", "time_us", "free_calls", "free_us")
 COLUMNS = ("rank", "device", "step", *CLASS, *_SUMS)
 
@@ -137,13 +137,21 @@ def _class_of(attribution: Attribution, rows: IntColumn) -> dict[str, object]:
     # each event's operator is looked for once
     kernels, place = np.unique(rows, return_inverse=True)
     operator = operators_of(attribution, kernels)
-    # the operator -1 is the last one
-    names = np.append(events.name, len(events.names))
-    sizes = np.append(events.shape, -1)
+    has_operator = operator >= 0
+    sizes = np.where(
+        has_operator,
+        events.shape[operator],
+        -1,
+    )
+    operator = np.where(
+        has_operator,
+        operator,
+        kernels,
+    )
     return {
-        "operator": Words.coded(names[operator][place], [*events.names, NO_OPERATOR]),
+        "operator": Words.coded(events.name[operator][place], events.names),
         "kernel": Words.coded(events.name[rows], events.names),
-        "sizes": sizes[operator][place],
+        "sizes": sizes[place],
         "launch": events.shape[rows],
     }
 

@@ -17,6 +17,7 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.kernel_work import kernel_work
 from tests.helpers.changed_jobs import LATE_RANK, OPERATORS, Planted, duration_us, write_jobs
+from tests.helpers.nsys_exports import convert, load_trace
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 NOISE = 0.01
@@ -171,3 +172,25 @@ def test_traces_without_marked_steps_are_compared_as_one_step(
     assert print_comparison(before, after, None, "json", Terminal()) == 3
     (change,) = json.loads(capsys.readouterr().out)["step_changes"]
     assert change["change_us"] == pytest.approx(6 * 400.0, abs=0.01)
+
+
+def test_exports_of_nsys_are_compared_as_the_traces_they_are_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One operator takes half as long again, and a rank comes 400 us late, of which each rank
+    waits or idles 200 us on average.
+    """
+    paths = []
+    for name, planted in (("before", Planted()), ("after", Planted({15: 1.5}, late_us=400.0))):
+        traces = sorted(write_jobs(tmp_path / name, planted).iterdir())
+        paths.append(convert([load_trace(one) for one in traces], tmp_path / f"{name}.sqlite"))
+    assert print_comparison(*paths, None, "json", Terminal()) == 3  # of one job each
+    (change,) = json.loads(capsys.readouterr().out)["step_changes"]
+    # the second half of the operator's calls runs next to the all-reduce, which is longer
+    assert change["change_us"] == pytest.approx(400.0 + duration_us(15) / 2, abs=0.01)
+    parts_us = {one["part"]: one["change_us"] for one in change["parts"]}
+    assert parts_us[f"waiting for rank {LATE_RANK}"] == pytest.approx(200.0, abs=0.01)
+    assert parts_us[COMPUTE] == pytest.approx(duration_us(15), abs=0.01)
+    slower = max(change["classes"], key=lambda one: one["change_us"])
+    assert slower["part"] == slower["kernel"] == "kernel_15"  # aten's ranges are not read
+    assert slower["change_us"] == pytest.approx(duration_us(15), abs=0.01)
