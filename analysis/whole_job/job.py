@@ -1,9 +1,10 @@
 """The records of a job's processes, read from files, and what is known of the job as a whole."""
 
+import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,9 @@ class RecordedJob:
     @property
     def one_clock(self) -> bool:
         """Whether times of all ranks can be compared."""
-        return self.clocks_stated or (None not in self.hosts and len(set(self.hosts)) == 1)
+        hosts = set(self.hosts)
+        is_one_host = len(hosts) == 1 and None not in hosts
+        return self.clocks_stated or is_one_host
 
     @property
     def is_gloo(self) -> bool:
@@ -122,39 +125,22 @@ def _content(file: Path, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     try:
-        with open(file, "rb") as stream:
-            compressed = stream.read(2) == b"\x1f\x8b"
-            stream.seek(0)
-            raw = iter(
-                lambda: stream.read(_PIECE_BYTES),
-                b"",
-            )
-            for piece in _inflated(raw) if compressed else raw:
+        with open(file, "rb") as plain:
+            compressed = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(file) if compressed else open(file, "rb") as stream:
+            read_piece = partial(stream.read1, _PIECE_BYTES)
+            for piece in iter(read_piece, b""):
                 pieces.append(piece)
                 size += len(piece)
                 if size > max_bytes:
                     raise DpscopeError(
                         f"{file}: holds more than {max_bytes:,} bytes; raise --max-bytes"
                     )
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        pass  # what is missing shows in the last line
     except OSError as error:
         raise DpscopeError(unreadable(file, error)) from error
     return b"".join(pieces)
-
-
-def _inflated(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of a gzip file of one or more members, up to where it is cut or damaged."""
-    inflater = zlib.decompressobj(wbits=31)
-    for piece in pieces:
-        rest = piece
-        while rest:
-            try:
-                yield inflater.decompress(rest, _PIECE_BYTES)
-            except zlib.error:  # what is missing shows in the last line
-                return
-            rest = inflater.unconsumed_tail
-            if inflater.eof:
-                rest = inflater.unused_data
-                inflater = zlib.decompressobj(wbits=31)
 
 
 def _ranked(processes: Sequence[Process]) -> dict[int, Process]:
@@ -287,37 +273,34 @@ def read_hosts(path: Path) -> dict[int, Place]:
 
 def _findings(job: RecordedJob) -> list[Finding]:
     """What is wrong with the records."""
+    of_ranks = list(
+        zip(
+            job.ranks,
+            job.processes,
+            strict=True,
+        )
+    )
     findings = []
-    if missing := sorted(set(range(job.world)) - set(job.ranks)):
+    missing = sorted(set(range(job.world)) - set(job.ranks))
+    if missing:
         findings.append(
             TraceCode.RANKS_MISSING.finding(
                 f"no record of {counted(len(missing), 'rank')} of {job.world}: {as_ranges(missing)}",
                 "add their records: groups with a missing rank have no transfer and no wait",
             )
         )
-    damaged = {
-        rank: one.damaged
-        for rank, one in zip(
-            job.ranks,
-            job.processes,
-            strict=True,
+    damaged = [rank for rank, one in of_ranks if one.damaged]
+    if damaged:
+        lines = counted(
+            sum(one.damaged for one in job.processes),
+            "line",
         )
-    }
-    if lines := sum(damaged.values()):
-        ranks = as_ranges([rank for rank, count in damaged.items() if count])
         findings.append(
             TraceCode.EVENTS_DAMAGED.finding(
-                f"{counted(lines, 'line')} of the records of rank {ranks} cannot be read"
+                f"{lines} of the records of rank {as_ranges(damaged)} cannot be read"
             )
         )
-    versions = grouped(
-        (one.version, rank)
-        for rank, one in zip(
-            job.ranks,
-            job.processes,
-            strict=True,
-        )
-    )
+    versions = grouped((one.version, rank) for rank, one in of_ranks)
     if len(versions) > 1:
         named = "; ".join(f"{name}: rank {as_ranges(ranks)}" for name, ranks in versions.items())
         findings.append(
@@ -326,15 +309,7 @@ def _findings(job: RecordedJob) -> list[Finding]:
                 "check that all files are of one job",
             )
         )
-    jumped = [
-        rank
-        for rank, one in zip(
-            job.ranks,
-            job.processes,
-            strict=True,
-        )
-        if one.clock_jumps
-    ]
+    jumped = [rank for rank, one in of_ranks if one.clock_jumps]
     if jumped:
         findings.append(
             TraceCode.CLOCKS_AS_RECORDED.finding(
@@ -347,6 +322,13 @@ def _findings(job: RecordedJob) -> list[Finding]:
 
 def time_span_ns(job: RecordedJob) -> tuple[int, int]:
     """The first and the last time in the records; zeros where none has a time."""
-    known = [one.created_ns[one.created_ns != UNKNOWN_NS] for one in job.processes]
-    ends = [(int(times.min()), int(times.max())) for times in known if len(times)]
-    return (min(first for first, _ in ends), max(last for _, last in ends)) if ends else (0, 0)
+    ends: list[int] = []
+    for process in job.processes:
+        times = process.created_ns
+        known = times[times != UNKNOWN_NS]
+        if len(known):
+            ends.append(int(known.min()))
+            ends.append(int(known.max()))
+    if not ends:
+        return 0, 0
+    return min(ends), max(ends)

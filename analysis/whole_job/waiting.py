@@ -13,14 +13,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
+from dpscope.analysis.traces.ranks.matching import enough_ranks
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.analysis.whole_job.job import RecordedJob, time_span_ns
 from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, CodeColumn, Lane
 
 BINS = 20  # of time
-_MANY_RANKS = 100  # of a group: from here on a few may be missing
 _BLOCK = 1 << 22  # durations that are compared at once
 _DELAYED = 0.95  # quantile of a rank's lateness that stands for a delay
 _VARIABLE_SIZE = "all_to_all"
@@ -116,64 +115,36 @@ class Waiting:
 
 
 class _Shapes:
-    """All calls of a job as codes, and the code of each process's calls."""
+    """All calls of a job as codes, and the code of each process's calls. Calls that are one
+    collective on different ranks have one signature.
+    """
 
     def __init__(self, job: RecordedJob) -> None:
         codes: dict[tuple[object, ...], int] = {}
         rows: dict[Row, int] = {}
-        kinds: dict[object, int] = {}
-        sizes: list[int] = []
+        signatures: dict[tuple[object, ...], int] = {}
         row_of: list[int] = []
-        kind_of: list[int] = []
-        clock_of: list[int] = []
-        self.calls: list[Call] = []
+        signature_of: list[int] = []
+        synchronises: list[bool] = []
         self.of_process: list[CodeColumn] = []
         for process in job.processes:
             own = []
             for call in process.calls:
                 key = (call.group.key, *call[1:])
-                code = codes.get(key)
-                if code is None:
-                    code = codes[key] = len(codes)
-                    self.calls.append(call)
+                code = codes.setdefault(key, len(codes))
+                if code == len(row_of):
                     row = _row(job, call)
                     row_of.append(rows.setdefault(row, len(rows)))
-                    kind_of.append(
-                        kinds.setdefault(
-                            (call.kind, call.name),
-                            len(kinds),
-                        )
-                    )
-                    clock_of.append(
-                        kinds.setdefault(
-                            call.clock,
-                            len(kinds),
-                        )
-                    )
-                    sizes.append(-1 if call.bytes is None else call.bytes)
+                    size = None if call.kind == _VARIABLE_SIZE else call.bytes
+                    signature = (call.kind, call.name, call.clock, size)
+                    signature_of.append(signatures.setdefault(signature, len(signatures)))
+                    synchronises.append(call.kind is not None and call.kind not in ROOTED)
                 own.append(code)
             self.of_process.append(np.array(own, dtype=np.int32))
         self.rows = list(rows)
-        self.row = np.array(
-            row_of,
-            dtype=np.int64,
-        )
-        self.kind = np.array(
-            kind_of,
-            dtype=np.int64,
-        )
-        self.clock = np.array(
-            clock_of,
-            dtype=np.int64,
-        )
-        self.bytes = np.array(sizes, dtype=np.int64)
-        self.synchronises = np.array(
-            [one.kind is not None and one.kind not in ROOTED for one in self.calls], dtype=bool
-        )
-        self.varies = np.array(
-            [one.kind == _VARIABLE_SIZE for one in self.calls],
-            dtype=bool,
-        )
+        self.row = np.array(row_of, dtype=np.int64)
+        self.signature = np.array(signature_of, dtype=np.int32)
+        self.synchronises = np.array(synchronises, dtype=bool)
 
 
 def _row(job: RecordedJob, call: Call) -> Row:
@@ -305,7 +276,7 @@ def _lane_waits(
     if not members.same_attempts:
         counts.restarted += records
         return
-    if not _enough(len(members.places), size):
+    if not enough_ranks(np.array(len(members.places)), size):
         counts.of_missing_ranks += records
         return
     numbers = [
@@ -345,11 +316,6 @@ def _lane_waits(
         counts.dropped += block.records - block.matched - block.unlike
         if len(block.row):
             yield _add(found, members, block)
-
-
-def _enough(present: int, size: int) -> bool:
-    """Whether so many ranks of a group are all, or nearly all of many."""
-    return 0 < size == present or (size >= _MANY_RANKS and present >= ENOUGH_RANKS * size)
 
 
 @dataclass(frozen=True)
@@ -421,10 +387,9 @@ def _block(
     alike = _alike(shapes, code, held)
     size = members.lane.group.size
     present = np.isfinite(duration_us).sum(axis=0)
-    enough = (present == size) | ((size >= _MANY_RANKS) & (present >= ENOUGH_RANKS * size))
     shape = np.max(code, axis=0)  # of those that hold it, which are alike
     synchronises = shapes.synchronises[shape]
-    whole = alike & enough & synchronises
+    whole = alike & enough_ranks(present, size) & synchronises
     per_number = held.sum(axis=0)
     return _Block(
         duration_us=duration_us[:, whole],
@@ -451,21 +416,18 @@ def _creation_us(found: Waiting, place: int, created_ns: IntColumn) -> FloatColu
 
 def _alike(shapes: _Shapes, code: CodeColumn, held: BoolColumn) -> BoolColumn:
     """Numbers under which all ranks recorded the same kind and size, timed in the same way."""
-    top, low = (
-        code.max(axis=0),
-        np.where(
-            held,
-            code,
-            np.iinfo(np.int32).max,
-        ).min(axis=0),
+    signature = shapes.signature[code]
+    highest = np.where(
+        held,
+        signature,
+        -1,
     )
-    alike = np.asarray(top == low)
-    for column in np.flatnonzero(~alike).tolist():
-        own = code[held[:, column], column]
-        same_size = len(np.unique(shapes.bytes[own])) == 1 or bool(shapes.varies[own].all())
-        same_kind = len(np.unique(shapes.kind[own])) == 1
-        alike[column] = same_kind and same_size and len(np.unique(shapes.clock[own])) == 1
-    return alike
+    lowest = np.where(
+        held,
+        signature,
+        len(shapes.signature),
+    )
+    return np.asarray(highest.max(axis=0) == lowest.min(axis=0))
 
 
 def _add(

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 FloatTable = npt.NDArray[np.float64]
 
-ENOUGH_RANKS = 0.99  # of a group: the shortest duration among so many bounds the transfer
+# of a group: the shortest duration among so many bounds the transfer; below 100 ranks it is all
+ENOUGH_RANKS = 0.99
 # between two ranks of a group, whatever its size
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 MATCHED_COLUMNS = (
@@ -69,6 +70,11 @@ class MatchedRanks:
         return self.rows.frame
 
 
+def enough_ranks(present: FloatTable | IntColumn, size: FloatTable | int) -> BoolColumn:
+    """Whether so many ranks of groups of these sizes are all, or nearly all of many."""
+    return np.asarray((present <= size) & (present >= ENOUGH_RANKS * size))
+
+
 def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()) -> MatchedRanks:
     """Match the `collective_table`s of the ranks of one job; adds MATCHED_COLUMNS. `origins` are
     the ranks' clocks.
@@ -87,8 +93,7 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     same_size = (groups.different(table["bytes"]) <= 1)[code]
     one_each = (groups.sizes == present)[code]
     sound = same_kind & (same_size | kind.isin(_VARIABLE_SIZE)) & one_each
-    enough = (present[code] <= size) & (present[code] >= ENOUGH_RANKS * size)
-    whole = enough & sound & (size > 1)
+    whole = enough_ranks(present[code], size) & sound & (size > 1)
     apart = _of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
     whole &= ~apart
     matched = whole & ~kind.isin(*ROOTED) & table.known("kind")
