@@ -55,7 +55,7 @@ def repeats_there(out: Path) -> int:
     if not is_run_folder(out):
         return 0
     run = RunFolder(out)
-    return sum(len(run.done_repeats(one.cell)) for one in run.manifest().plan)
+    return sum(len(run.done_repeats(planned.cell)) for planned in run.manifest().plan)
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -102,7 +102,7 @@ def unexplained(out: Path) -> str:
     """Why jobs measured nothing, if none of their processes could print that itself."""
     if not out.is_dir():
         return f"{out} was removed while the script ran"
-    return "a process of the script ended before it could save its steps, as by SIGKILL or SIGABRT"
+    return "a process of the script ended before it could save its steps, as by SIGKILL, SIGABRT or os.exec"
 
 
 SINGLE = "single"
@@ -245,7 +245,8 @@ def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
     if not is_run_folder(out) or 1 not in counts or max(count or 1 for count in counts) < 2:
         return False
     run = RunFolder(out)
-    measured = [one.cell for one in run.manifest().plan if run.done_repeats(one.cell)]
+    planned = [planned.cell for planned in run.manifest().plan]
+    measured = [cell for cell in planned if run.done_repeats(cell)]
     # "single" cells are a baseline, and DDP on one device is not
     has_several = any(cell.devices > 1 for cell in measured)
     has_baseline = any(cell.traits.baseline for cell in measured)
@@ -261,17 +262,18 @@ def record_jobs(out: Path, ends: Sequence[JobEnd]) -> None:
     # A finding about a job stays until the job is run again.
     ended = {end.job.label for end in ends}
     measured = {end.job.label for end in ends if end.is_measured}
-    findings = [one for one in manifest.findings if one.code != code.code or one.about not in ended]
+    findings = [
+        finding
+        for finding in manifest.findings
+        if finding.code != code.code or finding.about not in ended
+    ]
     for end in ends:
         if not end.has_failed or end.job.label in measured:
             continue  # another repeat of it may be there
-        cause = "fix the cause"
-        if end.job.devices is None:
-            cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
         again = f"dpscope attach --devices {end.job.devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script}"
         reason = f"the script ended with status {end.status} before it was measured; see its output for the reason"
         findings.append(
-            code.finding(end.reason or reason, f"{cause}, then: {again}", about=end.job.label)
+            code.finding(end.reason or reason, f"fix the cause, then: {again}", about=end.job.label)
         )
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

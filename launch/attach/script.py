@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from dpscope.profiling.attached.settings import RAISED, REPLACED
+from dpscope.profiling.attached.settings import RAISED
 
 
 def run_script(
@@ -23,30 +23,18 @@ def run_script(
     the current one. Output and exit status are the script's: an exception is printed from the
     script's first frame on, and ends this process with status 1.
     """
-    exit_at_once, execv, execve = os._exit, os.execv, os.execve
-    process_id = os.getpid()
-
-    def replacing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        def replace_after_saving(path: str, *arguments: object) -> NoReturn:
-            # os.execvp tries several folders
-            if os.getpid() == process_id and os.access(path, os.X_OK):
-                ended(REPLACED)
-            execute(path, *arguments)
-
-        return replace_after_saving
+    exit_at_once, process_id = os._exit, os.getpid()
 
     def exit_after_saving(status: int) -> NoReturn:
         if os.getpid() == process_id:  # not a forked child, such as a loader worker
             ended(f"the script called os._exit({status})")
         exit_at_once(status)
 
-    os._exit, os.execv, os.execve = exit_after_saving, replacing(execv), replacing(execve)
+    os._exit = exit_after_saving
     try:
         _execute(command, folder)
     except SystemExit as error:
-        ended(
-            f"the script exited with {'status ' if isinstance(error.code, int) else ''}{error.code}"
-        )
+        ended(f"the script exited with status {error.code}")
         raise
     except KeyboardInterrupt:
         ended("the script was interrupted")
@@ -59,7 +47,7 @@ def run_script(
     else:
         ended("the script ended")
     finally:
-        os._exit, os.execv, os.execve = exit_at_once, execv, execve
+        os._exit = exit_at_once
 
 
 def _execute(command: Sequence[str], folder: Path | None) -> None:

@@ -130,24 +130,17 @@ def _usual(samples: Sequence[int]) -> int | None:
 
 def batch_findings(observed: Observed, batches: Batches) -> Iterator[Finding]:
     if not batches.known:
-        called = any(step.each for step in observed.timed.calls)
-        why = "no call of the script's model was seen"
-        if called:
-            why = "the inputs of the script's model do not show it"
-        yield AttachCode.BATCH_NOT_SEEN.finding(why)
+        yield AttachCode.BATCH_NOT_SEEN.finding("the calls of the script's model do not show it")
     elif observed.settings.batch_size is None:
         # the first screen shows the number, so that a wrong one is noticed
-        mean = ", the mean of batches that change," if batches.changes else ""
-        micro = f" in {batches.micro_batches} micro-batches" if batches.micro_batches > 1 else ""
+        mean = " (the mean of batches that change)" if batches.changes else ""
         yield AttachCode.BATCH_AS_SEEN.finding(
-            f"{batches.usual} samples a step and process{mean}{micro}, by the inputs of the script's model"
+            f"{batches.usual} samples a step and process{mean}, micro-batches: {batches.micro_batches}; by the inputs of the "
+            "script's model"
         )
-    left_out = batches.kept.count(False)
+    left_out, other_work = batches.kept.count(False), batches.alone.count(False)
     if left_out:
-        what = "steps" if observed.cycle == 1 else "cycles of steps"
-        of_all = f"{left_out} of {len(batches.kept)} timed {what} are left out"
-        other_work = batches.alone.count(False)
         yield AttachCode.STEPS_LEFT_OUT.finding(
-            f"{of_all}: {other_work} with calls of the model in evaluation mode or the script's profiler, the others with a "
-            f"number of samples other than {batches.usual}"
+            f"{left_out} of {len(batches.kept)} timed steps or cycles are left out: {other_work} with calls of the model in "
+            f"evaluation mode or the script's profiler, the others with a number of samples other than {batches.usual}"
         )

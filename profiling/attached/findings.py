@@ -9,9 +9,7 @@ from dpscope.profiling.attached.settings import advice_for
 from dpscope.profiling.attached.stages import Observed
 from dpscope.profiling.attached.step_cycles import without_short
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.config import MINIMUM_WARMUP_STEPS
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run_codes import RunCode
 
 
 def script_findings(observed: Observed, cell: str) -> list[Finding]:
@@ -20,11 +18,8 @@ def script_findings(observed: Observed, cell: str) -> list[Finding]:
         _script_profiles(observed),
         _data_parallel_did_nothing(observed),
         _ended_early(observed, cell),
-        _short_warm_up(observed),
         _traced_other_work(observed),
-        _several_optimizers(observed),
         _cycles(observed),
-        _several_ddp_models(observed),
     )
     return [finding for finding in findings if finding is not None]
 
@@ -55,17 +50,10 @@ def _ended_early(observed: Observed, cell: str) -> Finding | None:
     how = observed.ended_early
     if how is None:
         return None
-    advice = advice_for(how, observed.steps, observed.settings, observed.counters_apply)
+    advice = advice_for(how, observed.steps)
     return AttachCode.SCRIPT_ENDED_EARLY.finding(
         f"{how}: {observed.early_text()}", advice, about=cell
     )
-
-
-def _short_warm_up(observed: Observed) -> Finding | None:
-    steps = observed.settings.warmup_steps
-    if steps >= MINIMUM_WARMUP_STEPS:
-        return None
-    return AttachCode.SHORT_WARM_UP.finding(f"the warm-up had {counted(steps, 'step')}")
 
 
 def _traced_other_work(observed: Observed) -> Finding | None:
@@ -73,21 +61,6 @@ def _traced_other_work(observed: Observed) -> Finding | None:
         return None
     return AttachCode.TRACED_BESIDE_OTHER_WORK.finding(
         f"in {observed.traced.interrupted_steps} traced steps the model was called in evaluation mode"
-    )
-
-
-def _several_optimizers(observed: Observed) -> Finding | None:
-    optimizers = observed.warm_up.optimizers
-    if len(optimizers) < 2:
-        return None
-    ends = {
-        "optimizer": "with the first one's",
-        "forward": "where the model is called",
-        "call": "where the loop says",
-    }
-    names = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
-    return AttachCode.STEPS_OF_FIRST_OPTIMIZER.finding(
-        f"{counted(len(optimizers), 'optimizer')} in use ({names}): steps end {ends[observed.warm_up.steps_by]}"
     )
 
 
@@ -109,16 +82,6 @@ def _cycles(observed: Observed) -> Finding | None:
     return AttachCode.STEPS_UNLIKE.finding(
         f"{rare} of {len(calls)} timed steps call models or optimizers more often than the others, and no cycle was seen in "
         f"{warmed_up}"
-    )
-
-
-def _several_ddp_models(observed: Observed) -> Finding | None:
-    if len(observed.detected.ddp) < 2:
-        return None
-    return RunCode.COUNTERS_NOT_COMPARED.finding(
-        f"DDP's counters were not read: {counters_missing(observed)}",
-        "no action needed: whether every rank communicates in every step is still checked",
-        severity="info",
     )
 
 

@@ -215,12 +215,7 @@ class ProfilerWatch(Patch):
     def __init__(self) -> None:
         self.seen = False
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._own: torch.profiler.profile | None = None  # dpscope's while it records
-        self._silenced: list[torch.profiler.profile] = []
-        self._others = (
-            Patch(profiler.profile, "__exit__", after=self._ended),
-            Patch(torch.profiler.profile, "step", before=self._stepping),
-        )
+        self._exits = Patch(profiler.profile, "__exit__", after=self._ended)
         self.before: Callable[[], None] = lambda: None
         self._ignored = False
         super().__init__(profiler.profile, "__init__", before=self._constructed)
@@ -233,22 +228,7 @@ class ProfilerWatch(Patch):
     def stop(self) -> None:
         """Restore torch's class."""
         super().stop()
-        for patch in self._others:
-            patch.stop()
-
-    @contextmanager
-    def alone(self, own: torch.profiler.profile) -> Iterator[None]:
-        """In this context only `own` marks steps in a trace: a profiler that has ended marks those
-        of the others, too.
-        """
-        self._own = own
-        try:
-            yield
-        finally:
-            self._own = None
-            for one in self._silenced:
-                one.record_steps = True
-            self._silenced.clear()
+        self._exits.stop()
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
@@ -264,11 +244,6 @@ class ProfilerWatch(Patch):
             self.seen = True
             self._running.add(made)
             self.before()
-
-    def _stepping(self, stepping: torch.profiler.profile) -> None:
-        if self._own is not None and stepping is not self._own and stepping.record_steps:
-            stepping.record_steps = False
-            self._silenced.append(stepping)
 
     def _ended(self, made: Any, *error: object) -> None:
         self._running.discard(made)

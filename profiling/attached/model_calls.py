@@ -4,7 +4,7 @@ training.
 
 import gc
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from dpscope.profiling.records.matrix import Amp
 
 _INPUTS = 2  # training calls whose inputs are compared between processes
 _COMPARED_VALUES = 4096
-_MAX_WRAPPERS = 3  # around a model, such as a task, DDP and torch.compile's module
 _PRECISION_CHECKS = 20  # in the first calls, 6 us each
 
 
@@ -82,9 +81,6 @@ class ModelCalls:
                 # DDP calls it once per call; a validation may call it directly
                 called = module.module
             self._hooks.add(called, self._called)
-            for inside in _wrapped_in(module):
-                if inside not in self._hooks:
-                    self._hooks.add(inside, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
@@ -94,9 +90,8 @@ class ModelCalls:
     def look_inside(self) -> None:
         """Watch the children instead, for modules that hold the model but are never called."""
         for module in self.modules:
-            if inside := [
-                child for child in module.children() if any(True for _ in child.parameters())
-            ]:
+            inside = [child for child in module.children() if _has_parameters(child)]
+            if inside:
                 self._hooks.remove(module)
                 del self._watched[id(module)]
                 self.watch(inside)
@@ -119,20 +114,12 @@ class ModelCalls:
             if self._before is not None:
                 self._before()
                 if len(self._checksums) < _INPUTS:
-                    self._checksums.append(_checksum((args, kwargs)))
+                    self._checksums.append(_checksum([*args, *kwargs.values()]))
             first = args[0] if args else next(iter(kwargs.values()), None)
             if type(first) is Tensor and first.dim():
                 self._step.each.append(first.size(0))
             else:
                 self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
-
-    def _called_inside(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if self._may_record and torch.cuda.is_current_stream_capturing():
-            return
-        if not is_grad_enabled():  # validations often call the wrapped module
-            self._step.other += not module.training
 
     def _check_precision(self) -> None:
         if self._on_training is not None:
@@ -145,64 +132,48 @@ class ModelCalls:
             self._before = self._on_training
 
 
-def _first_tensor(value: object) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value if value.dim() else None
-    parts = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, tuple | list)
-        else ()
-    )
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+def _first_tensor(values: Iterable[object]) -> Tensor | None:
+    """The first tensor with dimensions, also in dictionaries, tuples and lists."""
+    for value in values:
+        found = value
+        if isinstance(value, Mapping):
+            found = _first_tensor(value.values())
+        elif isinstance(value, tuple | list):
+            found = _first_tensor(value)
+        if isinstance(found, Tensor) and found.dim():
+            return found
+    return None
 
 
-def samples_of(arguments: Sequence[object]) -> int | None:
-    """The number of samples in a call's arguments; None if they hold no tensor, or leave it open.
+def samples_of(arguments: Iterable[object]) -> int | None:
+    """The number of samples in a call's arguments, by the first of them that holds tensors; None
+    without one, or if that leaves it open.
 
-    It is the only number that all arguments may stand for. A first argument that is a tensor
-    decides alone: later ones may be masks and the like. Zero-dimensional tensors and other values
-    say nothing.
+    The first dimension of a tensor, or the one that the tensors of a dictionary or list share. A
+    list of tensors of one kind leaves it open: it may be a list of samples, such as images, whose
+    first dimension is that of channels.
 
-    >>> images = [torch.zeros(3, 8, 8)] * 4  # of three channels
-    >>> samples_of([images]), samples_of([images, torch.zeros(4)])
-    (None, 4)
+    >>> batch = [torch.zeros(8, 3, 4, 4), torch.zeros(8)]
+    >>> samples_of([batch, 0]), samples_of([[torch.zeros(3, 4, 4)] * 4])
+    (8, None)
     """
-    first = arguments[0] if arguments else None
-    if isinstance(first, Tensor) and first.dim():
-        return first.size(0)
-    possible = [
-        sizes for argument in arguments if (sizes := _possible_samples(argument)) is not None
-    ]
-    common = set.intersection(*possible) if possible else set()
-    return common.pop() if len(common) == 1 else None
+    for argument in arguments:
+        parts = [argument]
+        if isinstance(argument, Mapping):
+            parts = list(argument.values())
+        elif isinstance(argument, tuple | list):
+            parts = list(argument)
+        tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
+        kinds = {(tensor.dim(), tensor.dtype) for tensor in tensors}
+        sizes = {tensor.size(0) for tensor in tensors}
+        if isinstance(argument, tuple | list) and len(kinds) == 1:
+            return None
+        if sizes:
+            return sizes.pop() if len(sizes) == 1 else None
+    return None
 
 
-def _possible_samples(value: object) -> set[int] | None:
-    """The numbers of samples that an argument may stand for; None if it says nothing.
-
-    The leading dimension of a tensor, or that all values of a dictionary share; the length of a
-    list, or the leading dimension that its elements share, which may also be the channels of a list
-    of images. Elements with another number of dimensions or type of data are not samples of one
-    batch.
-    """
-    if isinstance(value, Tensor):
-        return {value.size(0)} if value.dim() else None
-    if not isinstance(value, Mapping | list | tuple):
-        return None
-    elements = list(value.values()) if isinstance(value, Mapping) else list(value)
-    possible = [sizes for element in elements if (sizes := _possible_samples(element)) is not None]
-    if not possible:
-        return None
-    shared = set.intersection(*possible)
-    if isinstance(value, Mapping):
-        return shared
-    kinds = {(one.dim(), one.dtype) if isinstance(one, Tensor) else type(one) for one in elements}
-    return shared | {len(elements)} if len(kinds) == 1 else shared
-
-
-def _checksum(inputs: object) -> int | None:
+def _checksum(inputs: Sequence[object]) -> int | None:
     """A checksum of the first tensor's first values; None without a tensor or if all values are
     equal (synthetic inputs).
     """
@@ -213,26 +184,8 @@ def _checksum(inputs: object) -> int | None:
     return None if bool((values == values[:1]).all()) else zlib.crc32(values.numpy().tobytes())
 
 
-def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that `module` only wraps, outermost first: each holds all parameters of the
-    module around it.
-
-    Modules wrapped by torch.compile are omitted: it traces through calls inside them.
-    """
-    for _ in range(_MAX_WRAPPERS):
-        if (
-            inner_module(module) is not module
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
-            return
-        count = sum(1 for _ in module.parameters())
-        inside = [
-            child for child in module.children() if sum(1 for _ in child.parameters()) == count
-        ]
-        if len(inside) != 1 or not count:
-            return
-        (module,) = inside
-        yield module
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def inner_module(module: nn.Module) -> nn.Module:
@@ -250,11 +203,11 @@ def outermost_modules(parameters: Collection[Tensor]) -> list[nn.Module]:
     """
     wanted = {id(parameter) for parameter in parameters}
     modules = [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), nn.Module)
-        and not issubclass(type(found), torch.fx.GraphModule)  # made from a model by torch.compile
-        and "_modules" in found.__dict__  # missing while the module is constructed
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), nn.Module)
+        and not issubclass(type(thing), torch.fx.GraphModule)  # made from a model by torch.compile
+        and "_modules" in thing.__dict__  # missing while the module is constructed
     ]
     parts = {
         id(child) for module in modules for child in module._modules.values() if child is not None

@@ -30,9 +30,9 @@ from dpscope.profiling.attached.settings import (
     started_alone,
 )
 from dpscope.profiling.attached.signals import EndingSignals
-from dpscope.profiling.attached.stages import STAGES, Observed, Window, whole_cycles
+from dpscope.profiling.attached.stages import STAGES, Observed, whole_cycles
 from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import TimedWindow
+from dpscope.profiling.attached.windows import TimedWindow, Window
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import count_by_default, stop_counting
 from dpscope.profiling.store.errors import DpscopeError, error_line
@@ -177,7 +177,6 @@ class Session:
         self._steps += 1
         if self._observed is None or self._window is None:
             is_over = self._warm_up.step_ended()
-            self._steps = self._warm_up.steps  # fewer where it began again
             if is_over and self._warm_up.calls is not None:
                 self._begin_measuring(self._warm_up.calls)
             return
@@ -246,8 +245,9 @@ class Session:
     def _save(self, how: str) -> None:
         observed = self._observed
         if observed is None or len(observed.timed.calls) < observed.cycle:
-            passes, restarts = self._backwards.count, self._warm_up.restarts
-            self._note_unmeasured(not_measured(how, self._steps, passes, self._settings, restarts))
+            self._note_unmeasured(
+                not_measured(how, self._steps, self._backwards.count, self._settings)
+            )
             return
         if how != _COMPLETE:
             observed.ended_early, observed.steps = how, self._steps

@@ -15,14 +15,12 @@ from dpscope.profiling.attached.job import Place
 from dpscope.profiling.attached.model_calls import ModelCalls
 from dpscope.profiling.attached.settings import SETTLING_STEPS, AttachSettings
 from dpscope.profiling.attached.warm_up import WarmUp
-from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, finish_work
+from dpscope.profiling.attached.windows import TimedWindow, TracedWindow, Window, finish_work
 from dpscope.profiling.attached.wrapped_models import DetectedStrategy, WrapperLog
 from dpscope.profiling.instruments.trace_recorder import StepTrace
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.store.folders import RepeatFolder
-
-Window = TimedWindow | TracedWindow
 
 
 @dataclass
@@ -82,9 +80,9 @@ def whole_cycles(steps: int, cycle: int) -> int:
     return -(-steps // cycle) * cycle
 
 
-def _needs_trace(observed: Observed) -> bool:
-    busy = observed.profiler_watch.busy
-    return observed.settings.traced_steps > 0 and not observed.is_traced and not busy
+def _may_trace(observed: Observed) -> bool:
+    # a profiler of the script would mark its steps in the trace, even after it has ended
+    return observed.settings.traced_steps > 0 and not observed.profiler_watch.seen
 
 
 def _trace(observed: Observed) -> Window:
@@ -112,7 +110,7 @@ class Stage:
 
 STAGES = (
     # first, so that a short script has a trace
-    Stage("traced", _needs_trace, _trace),
+    Stage("traced", _may_trace, _trace),
     # not kept
     Stage(
         "settling",
@@ -120,8 +118,6 @@ STAGES = (
         lambda observed: TimedWindow(SETTLING_STEPS, observed.device),
     ),
     Stage("timed", lambda observed: True, lambda observed: observed.timed),
-    # for a script whose own profiler ran in the first one
-    Stage("traced late", _needs_trace, _trace),
     Stage(
         "DDP's counters",
         lambda observed: observed.is_traced and observed.counters_apply,

@@ -2,8 +2,8 @@
 script calls, its micro-batches, and after how many steps it does the same again.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_shard
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS
 
 _MOST_WARM_UP = 3  # times the requested steps, while the cycle of unlike steps is looked for
-# of another optimizer without the first one's; after more, the first is no longer in use
-_MAX_OTHER_STEPS = 10
 
 
 class WarmUp:
@@ -35,7 +33,6 @@ class WarmUp:
     ) -> None:
         self.steps = 0
         self.steps_by: StepsBy = settings.steps_by
-        self.restarts = 0  # how often the warm-up began again with another optimizer
         # those that stepped, in the order of their first steps
         self.optimizers: list[Optimizer] = []
         # of parameters that required a gradient when their optimizer stepped
@@ -51,8 +48,6 @@ class WarmUp:
         self._end_step = step_ended
         self._over = False
         self._hooks: list[RemovableHandle] = []
-        # steps of each other optimizer since the first one's last step
-        self._since_first: Counter[int] = Counter()
         self._events: list[StepEvents] = []  # of the steps after the first
         self._others = 0  # steps of optimizers other than the first within the current step
         self._collectives = CollectiveCount()
@@ -62,7 +57,7 @@ class WarmUp:
     @property
     def trained(self) -> list[Tensor]:
         """The parameters of all optimizers."""
-        return [parameter for one in self.optimizers for parameter in _parameters(one)]
+        return list(chain.from_iterable(map(_parameters, self.optimizers)))
 
     @property
     def device(self) -> torch.device:
@@ -72,8 +67,7 @@ class WarmUp:
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer, which has just stepped, ends the script's step.
 
-        The first one that stepped does. If others keep stepping without it, as after a short
-        training before the real one, the warm-up restarts with the current one.
+        The first one that stepped does.
         """
         within_backward = torch._C._current_graph_task_id() != -1
         if not self.optimizers and self.steps_by == "optimizer" and within_backward:
@@ -82,31 +76,15 @@ class WarmUp:
         if not self._over:  # collected over steps: in a GAN the models' gradients alternate
             self._note(optimizer)
         if not self.optimizers or optimizer is self.optimizers[0]:
-            self._since_first.clear()
             return self.steps_by == "optimizer"
         self._others += 1  # which distinguishes this step from others
-        # only while nothing is measured
-        return not self._over and self.steps_by == "optimizer" and self._replaces_first(optimizer)
+        return False
 
     def _note(self, optimizer: Optimizer) -> None:
-        trained = [one for one in _parameters(optimizer) if one.requires_grad]
+        trained = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
         self.trained_ids.update(map(id, trained))
-        if all(optimizer is not one for one in self.optimizers):
+        if all(optimizer is not noted for noted in self.optimizers):
             self.optimizers.append(optimizer)
-
-    def _replaces_first(self, optimizer: Optimizer) -> bool:
-        """Whether the first optimizer is no longer in use; then the warm-up has begun again."""
-        self._since_first[id(optimizer)] += 1
-        if self._since_first[id(optimizer)] <= max(_MAX_OTHER_STEPS, self._settings.warmup_steps):
-            return False
-        self.leave()
-        self.steps = 0
-        self.backwards = 0
-        self.restarts += 1
-        self._since_first.clear()
-        self._events.clear()
-        self.optimizers = [optimizer]
-        return True
 
     def leave(self) -> None:
         """Remove all hooks, and all references to objects that the script may want to free."""
@@ -189,10 +167,12 @@ class WarmUp:
             self.backwards += 1
 
         def forward_ended(module: nn.Module, args: object, outputs: object) -> None:
-            self.stays_gathered = not any(hasattr(one, "placements") for one in module.parameters())
+            self.stays_gathered = not any(
+                hasattr(parameter, "placements") for parameter in module.parameters()
+            )
 
         # each backward pass adds to the gradient of every parameter once
-        leaf = next((one for one in trained if one.requires_grad), None)
+        leaf = next((parameter for parameter in trained if parameter.requires_grad), None)
         if leaf is not None and leaf.is_leaf:
             self._hooks.append(leaf.register_post_accumulate_grad_hook(backward_passed))  # type: ignore[no-untyped-call]
         for module in calls.modules:

@@ -5,7 +5,6 @@ was the last one, and `end` once, also if the script ends within the window.
 """
 
 import time
-from contextlib import ExitStack
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,11 +23,6 @@ def finish_work(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def whole_cycles(steps: int, cycle: int) -> int:
-    """The fewest steps from `steps` on that are whole cycles."""
-    return -(-steps // cycle) * cycle
 
 
 class TimedWindow:
@@ -108,7 +102,6 @@ class TracedWindow:
         self._trace, self._profiler_watch, self._counted = trace, profiler_watch, counted
         self._counting: StepCounters | None = None
         self._running = False
-        self._alone = ExitStack()
 
     @property
     def complete(self) -> bool:
@@ -121,7 +114,6 @@ class TracedWindow:
         if self._profiler_watch.busy:
             return
         self._profiler_watch.before = self._give_way
-        self._alone.enter_context(self._profiler_watch.alone(self._trace.profiler))
         with self._profiler_watch.ignored():
             self._trace.start()
         self._running = True
@@ -146,7 +138,6 @@ class TracedWindow:
         return self._trace.samples() if self.complete else []
 
     def _give_way(self) -> None:
-        self._alone.close()
         if self._running:
             self._trace.stop()
             self._running = False  # not where stopping failed: it is tried again

@@ -13,12 +13,6 @@ class AttachCode(FindingCode):
         "steps up to then.",
         action="attach with fewer --warmup and --steps, or let the script train longer",
     )
-    SHORT_WARM_UP = Code(
-        "warning",
-        meaning="The script was measured after fewer than 5 warm-up steps, in which DDP rebuilds "
-        "its buckets and caches fill.",
-        action="let the script train longer, and attach with --warmup 5 or more",
-    )
     SCRIPT_PROFILES = Code(
         "warning",
         meaning="The script's own profiler runs in most steps, and only one can run in a process: "
@@ -35,8 +29,7 @@ class AttachCode(FindingCode):
     BATCH_AS_SEEN = Code(
         "info",
         meaning="A script's batch size is inferred from what its model is called with: the first "
-        "dimension of its first tensor, or the only number of samples that fits all its lists and "
-        "dictionaries of tensors.",
+        "dimension of its first tensor, or the one that the tensors of a dictionary or list share.",
         action="set --batch-size if that is not the number of samples",
     )
     BATCH_NOT_SEEN = Code(
@@ -81,13 +74,6 @@ class AttachCode(FindingCode):
         "them longer.",
         action="attach again with other --warmup or --steps, so that the traced steps fall between "
         "two validations",
-    )
-    STEPS_OF_FIRST_OPTIMIZER = Code(
-        "info",
-        meaning="The script has several optimizers; a step ends with the call of the one that was "
-        "called first, or, where optimizers step within a backward pass, with the model's next "
-        "call.",
-        action="no action needed; --steps-by selects another way to count steps",
     )
     JOB_NOT_MEASURED = Code(
         "warning",

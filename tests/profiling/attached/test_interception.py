@@ -318,7 +318,7 @@ def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes
     )
     assert notes[0].endswith("attach with --steps-by forward")
     assert notes[1] == (
-        "the script ended: nothing was measured: 20 backward passes and no step of a torch optimizer; if it trains, use "
+        "the script ended: nothing was measured: no step of a torch optimizer after 20 backward passes; if it trains, use "
         "--steps-by forward, or watch_steps"
     )
 

@@ -9,7 +9,6 @@ from dpscope.profiling.attached.model_calls import ModelCalls, samples_of
 
 IMAGE = torch.zeros(3, 8, 8)
 ROWS = torch.zeros(32, 10)
-BOXES = {"boxes": torch.zeros(2, 4), "labels": torch.zeros(2)}
 
 
 class Pair(NamedTuple):
@@ -24,30 +23,19 @@ class Pair(NamedTuple):
         ([ROWS, torch.zeros(10, 10)], 32),  # a mask
         ([torch.zeros(()), ROWS], 32),
         (["train", ROWS], 32),
-        # Images of three channels in a list: four, or a batch of three in four inputs; three of
-        # three are sure.
-        ([[IMAGE] * 4], None),
-        ([[IMAGE] * 3], 3),
-        ([[IMAGE] * 4, [BOXES] * 4], 4),
-        ([[IMAGE] * 4, torch.zeros(4)], 4),
-        ([[IMAGE] * 4, torch.zeros(3)], 3),  # four inputs of three samples each
-        ([[torch.zeros(length) for length in (5, 7, 9, 5)]], 4),  # sentences
-        # Several inputs: they are not samples, since they differ in type or dimensions, or their
-        # targets say so.
-        ([[ROWS, torch.zeros(32, 3, 8, 8)]], 32),
-        ([(ROWS, torch.zeros(32, 10, dtype=torch.long))], 32),
-        ([(ROWS, ROWS)], None),
-        ([(ROWS, ROWS), torch.zeros(32)], 32),
+        ([[IMAGE] * 4], None),  # four images of three channels, or a batch of three in four inputs
+        ([[IMAGE] * 4, torch.zeros(4)], None),
+        ([[ROWS, torch.zeros(32).long()], 0], 32),  # as a loader gives samples and targets
+        ([[ROWS, torch.zeros(16).long()]], None),
         ([Pair(ROWS, torch.zeros(32))], 32),
-        ([{"words": torch.zeros(8, 12), "lengths": torch.zeros(8)}], 8),
+        ([{"words": torch.zeros(8, 12), "lengths": torch.zeros(8), "scale": 2.0}], 8),
         ([{"words": torch.zeros(8, 12), "mask": torch.zeros(12, 12)}], None),
-        ([{"image": {"left": ROWS, "right": ROWS}, "scale": 2.0}], 32),
         ([], None),
         (["train", 3], None),
         ([[]], None),
     ],
 )
-def test_the_only_number_that_all_arguments_may_stand_for(
+def test_samples_by_the_first_argument_that_holds_tensors(
     arguments: list[object], samples: int | None
 ) -> None:
     assert samples_of(arguments) == samples
