@@ -1,16 +1,9 @@
 """Compares the trainings of `dpscope equal`: a verdict on every pair, a finding for every
 difference.
-
-Batch norm normalises by the mean and variance of its input (Ioffe and Szegedy 2015): of the global
-batch on a single device, of a device's share under DataParallel and DistributedDataParallel. A
-single device's difference from such a strategy is explained by it if the same device, taking each
-batch in the shares of the others' devices, agrees with the strategy at every judged step.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-
-import msgspec
 
 from dpscope.analysis.equality import differences, result
 from dpscope.analysis.equality.data import (
@@ -19,7 +12,7 @@ from dpscope.analysis.equality.data import (
     first_names,
     sample_difference,
 )
-from dpscope.analysis.equality.differences import Tolerances, judge_pair, training_differences
+from dpscope.analysis.equality.differences import judge_pair, training_differences
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 
@@ -29,29 +22,24 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
     reference.
     """
     settings, compared = data.settings, data.compared
-    moved = [training_differences(compared[0], data.rounding)]
-    if data.in_shares is not None and data.rounding_in_shares is not None:
-        moved.append(training_differences(data.in_shares, data.rounding_in_shares))
-    tolerance = differences.tolerances(moved, settings)
+    tolerance = differences.tolerances(training_differences(compared[0], data.rounding), settings)
     ranks = [differences.rank_result(training) for training in compared if len(training.ranks) > 1]
     # by the training that each is about
     mistakes = {**_other_samples(compared), **_ranks_apart(ranks)}
     pairs, of_pairs = [], []
     for reference, other in itertools.combinations(compared, 2):
-        pair = judge_pair(reference, other, tolerance, tolerance.judged)
-        if pair.verdict == "different":
-            explained = _by_share(data, tolerance, reference, other)
-            if explained is not None:
-                pair = msgspec.structs.replace(pair, verdict="explained")
-                of_pairs.append(explained)
-            elif not {reference.name, other.name} & mistakes.keys():
-                of_pairs.append(_unexplained(pair, reference, other))
+        pair = judge_pair(reference, other, tolerance)
         pairs.append(pair)
+        if pair.verdict == "different" and not {reference.name, other.name} & mistakes.keys():
+            of_pairs.append(_unexplained(pair, reference, other))
     return result.EqualityReport(
         schema_version=result.EQUALITY_SCHEMA_VERSION,
         settings=settings,
         reference=compared[0].name,
-        losses={one.name: tuple(map(differences.known, one.losses().tolist())) for one in compared},
+        losses={
+            training.name: tuple(map(differences.known, training.losses().tolist()))
+            for training in compared
+        },
         tolerances=tolerance.rows(),
         pairs=tuple(pairs),
         ranks=tuple(ranks),
@@ -89,33 +77,6 @@ def _ranks_apart(ranks: Sequence[result.RankAgreement]) -> dict[str, Finding]:
                 f"({first.tensor} differs by {_share(first.relative)}): they are not averaged there"
             )
     return findings
-
-
-def _by_share(
-    data: EqualityData, tolerance: Tolerances, reference: RecordedTraining, other: RecordedTraining
-) -> Finding | None:
-    """The finding that explains a pair's difference by batch norm; None if the evidence does not
-    hold.
-    """
-    single, several = (reference, other) if reference.cell.traits.baseline else (other, reference)
-    norms = single.ranks[0].record.batch_norms
-    if (
-        data.in_shares is None
-        or not norms
-        or not single.cell.traits.baseline
-        or several.cell.traits.baseline
-    ):
-        return None
-    by_share = judge_pair(data.in_shares, several, tolerance, tolerance.judged)
-    if not by_share.agree:
-        return None
-    how = "bit for bit" if by_share.verdict == "bit-equal" else "within the tolerance"
-    size = data.settings.global_batch_size // data.settings.devices
-    return LearningCode.BATCH_NORM_BY_SHARE.finding(
-        f"{reference.name} and {other.name} differ by what is computed over a batch, as batch norm is ({first_names(norms)}): a "
-        f"single device that takes each batch in {data.settings.devices} shares of {size} agrees with {several.name} {how} over "
-        f"{counted(by_share.judged_steps, 'step')}"
-    )
 
 
 def _unexplained(

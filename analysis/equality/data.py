@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +41,12 @@ class RecordedTraining:
     """One training, its processes in rank order."""
 
     cell: Cell
-    kind: TrainingKind
     ranks: tuple[ProcessData, ...]
 
     @property
     def name(self) -> str:
-        """Such as ``ddp-d2-b4``, or ``single-d1-b8 (in shares)`` for a training that only serves as
-        evidence.
-        """
-        return (
-            self.cell.name
-            if self.kind == "compared"
-            else f"{self.cell.name} ({self.kind.replace('_', ' ')})"
-        )
+        """Such as ``ddp-d2-b4``."""
+        return self.cell.name
 
     @property
     def parameters(self) -> tuple[ParameterRecord, ...]:
@@ -80,36 +73,24 @@ class EqualityData:
 
     settings: EqualitySettings
     compared: tuple[RecordedTraining, ...]  # the reference first
-    rounding: RecordedTraining  # of the reference
-    # of the single device; None without one, or without its batch norm
-    in_shares: RecordedTraining | None
-    rounding_in_shares: RecordedTraining | None
+    rounding: RecordedTraining  # of the reference, with its weights moved
 
 
 def load_equality(out: Path) -> EqualityData:
     """Read the trainings in the run folder `out`; raises DpscopeError if one is missing."""
     settings = read_json(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)
-    trainings: dict[TrainingKind, list[RecordedTraining]] = {
-        kind: [] for kind in get_args(TrainingKind)
-    }
+    trainings: dict[TrainingKind, list[RecordedTraining]] = {"compared": [], "rounding": []}
     for job in settings.jobs:
-        for training in job.trainings:
-            folder = job.folder(out) / training.kind
-            if folder.exists():
-                paths = [rank_paths(folder, rank) for rank in range(job.cell.processes)]
-                ranks = tuple(read_process(record, arrays) for record, arrays in paths)
-                trainings[training.kind].append(RecordedTraining(job.cell, training.kind, ranks))
-    if len(trainings["compared"]) < len(settings.jobs) or not trainings["rounding"]:
-        raise DpscopeError(
-            f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again"
-        )
-    return EqualityData(
-        settings=settings,
-        compared=tuple(trainings["compared"]),
-        rounding=trainings["rounding"][0],
-        in_shares=next(iter(trainings["in_shares"]), None),
-        rounding_in_shares=next(iter(trainings["rounding_in_shares"]), None),
-    )
+        for kind in job.trainings:
+            folder = job.folder(out) / kind
+            paths = [rank_paths(folder, rank) for rank in range(job.cell.processes)]
+            if not all(record.exists() for record, _ in paths):
+                raise DpscopeError(
+                    f"{out / EQUALITY_FOLDER} is incomplete: one of its jobs was interrupted; compare again"
+                )
+            ranks = tuple(read_process(record, arrays) for record, arrays in paths)
+            trainings[kind].append(RecordedTraining(job.cell, ranks))
+    return EqualityData(settings, tuple(trainings["compared"]), trainings["rounding"][0])
 
 
 def read_process(record: Path, arrays: Path) -> ProcessData:

@@ -10,8 +10,7 @@ Strategies sum the same terms in another order. Regrouping a sum of B terms of o
 by up to (B - 1) u of itself (u: unit roundoff; Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., 2002, equation 4.4), with cancellation by more, and from the second step on
 training amplifies it. The amplification is measured: the reference is trained again with every
-weight moved to a neighbouring number. A single device with batch norm is moved twice, with whole
-batches and in shares, whose fewer samples let rounding grow faster; the larger difference counts.
+weight moved to a neighbouring number.
 
     tolerance of step k = SAFETY x max((B - 1) u, the largest relative difference to the moved
     training up to step k)
@@ -88,7 +87,7 @@ def process_differences(reference: ProcessData, other: ProcessData, what: What) 
     parameters = reference.record.parameters
     norms = reference.arrays[f"{what}_norm"]
     # root mean square per step
-    typical = np.sqrt((norms**2).sum(axis=1) / sum(one.elements for one in parameters))
+    typical = np.sqrt((norms**2).sum(axis=1) / sum(parameter.elements for parameter in parameters))
     absolute, relative = [], []
     for place in range(len(parameters)):
         mine = reference.arrays[f"{what}.{place}"].astype(np.float64, copy=False)
@@ -97,7 +96,7 @@ def process_differences(reference: ProcessData, other: ProcessData, what: What) 
         absolute.append(np.abs(difference).max(axis=1, initial=0.0))
         relative.append(_ratio(np.linalg.norm(difference, axis=1), scale))
     return Differences(
-        tensors=tuple(one.name for one in parameters),
+        tensors=tuple(parameter.name for parameter in parameters),
         absolute=np.stack(absolute, axis=1),
         relative=np.stack(relative, axis=1),
         same_bits=reference.arrays[f"{what}_hash"] == other.arrays[f"{what}_hash"],
@@ -155,13 +154,10 @@ class Tolerances(NamedTuple):
         )
 
 
-def tolerances(moved: list[dict[What, Differences]], settings: EqualitySettings) -> Tolerances:
-    """From differences between trainings and the same ones with moved weights."""
+def tolerances(moved: dict[What, Differences], settings: EqualitySettings) -> Tolerances:
+    """From the differences between the reference and the same training with moved weights."""
     least = SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
-    measured = {
-        what: np.maximum.accumulate(np.max([one[what].largest for one in moved], axis=0))
-        for what in WHATS
-    }
+    measured = {what: np.maximum.accumulate(moved[what].largest) for what in WHATS}
     tolerated = {what: np.maximum(SAFETY * values, least) for what, values in measured.items()}
     fine = np.all([values <= LARGEST_TOLERANCE for values in tolerated.values()], axis=0)
     judged = len(fine) if fine.all() else int(np.argmin(fine))
@@ -169,15 +165,13 @@ def tolerances(moved: list[dict[What, Differences]], settings: EqualitySettings)
 
 
 def judge_pair(
-    reference: RecordedTraining, other: RecordedTraining, tolerance: Tolerances, judged_steps: int
+    reference: RecordedTraining, other: RecordedTraining, tolerance: Tolerances
 ) -> PairResult:
-    """Compare two trainings by each step's tolerances, up to `judged_steps`, or while finite if all
-    bits agree.
-    """
+    """Compare two trainings by each step's tolerances, or while finite if all bits agree."""
     differences = training_differences(reference, other)
-    first = _first_beyond(differences, tolerance, judged_steps)
+    first = _first_beyond(differences, tolerance)
     same_bits = all(bool(differences[what].same_bits.all()) for what in _TENSORS)
-    judged = judged_steps
+    judged = tolerance.judged
     if same_bits:  # shows nothing where values are not finite
         finite = np.all(
             [~np.isnan(each.relative).any(axis=1) for each in differences.values()], axis=0
@@ -196,12 +190,12 @@ def judge_pair(
 
 
 def _first_beyond(
-    differences: dict[What, Differences], tolerance: Tolerances, judged_steps: int
+    differences: dict[What, Differences], tolerance: Tolerances
 ) -> TensorDifference | None:
     """The first difference beyond its tolerance, within a step in the order of WHATS; the largest
     of its kind.
     """
-    for step in range(judged_steps):
+    for step in range(tolerance.judged):
         for what in WHATS:
             tolerated = tolerance.tolerated[what][step]
             if (differences[what].relative[step] > tolerated).any():

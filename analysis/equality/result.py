@@ -6,12 +6,11 @@ from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.stored import Stored
 
-EQUALITY_SCHEMA_VERSION = 2
+EQUALITY_SCHEMA_VERSION = 3
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
-Agreement = Literal["bit-equal", "equal", "explained", "different", "not judged"]
-"""explained: different, but no mistake."""
+Agreement = Literal["bit-equal", "equal", "different", "not judged"]
 
 
 class TensorDifference(Stored, frozen=True):
@@ -55,11 +54,6 @@ class PairResult(Stored, frozen=True):
     first_difference: TensorDifference | None  # beyond the tolerance
     steps: tuple[StepDistance, ...]
 
-    @property
-    def agree(self) -> bool:
-        """Whether they are equal bit for bit, or within the tolerance at every judged step."""
-        return self.verdict in ("bit-equal", "equal")
-
 
 class RankAgreement(Stored, frozen=True):
     """Whether all processes of a training had the same gradients and weights after every step, bit
@@ -87,5 +81,5 @@ class EqualityReport(Stored, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Whether steps are judged and every difference is explained."""
+        """Whether steps are judged and nothing differs."""
         return all(finding.severity != "error" for finding in self.findings)

@@ -59,10 +59,8 @@ def headline(report: EqualityReport) -> str:
     if judged < settings.steps:
         over += " (rounding or divergence hides the rest)"
     if not report.sound:
-        return f"different {over}, without an explanation: see the findings"
-    explained = any(pair.verdict == "explained" for pair in report.pairs)
-    but = " except for batch norm, whose statistics differ as expected" if explained else ""
-    return f"equal: {', '.join(report.losses)} learn the same {over}{but}"
+        return f"different {over}: see the findings"
+    return f"equal: {', '.join(report.losses)} learn the same {over}"
 
 
 def pair_table(report: EqualityReport) -> TextTable:
@@ -74,9 +72,9 @@ def pair_table(report: EqualityReport) -> TextTable:
         "have equal bits"
     ]
     notes += [
-        f"{one.training}: gradients and weights have equal bits on all {counted(one.ranks, 'rank')} in every step"
-        for one in report.ranks
-        if one.same_bits
+        f"{agreement.training}: gradients and weights have equal bits on all {counted(agreement.ranks, 'rank')} in every step"
+        for agreement in report.ranks
+        if agreement.same_bits
     ]
     notes.append(
         "large tensors are compared by a sample of their elements and a hash of all of them"
@@ -117,10 +115,14 @@ _PAIRS = (
     Field("verdict", "verdict"),
     Field("judged steps", "judged_steps"),
     *(Field(what, partial(_largest, what=what)) for what in WHATS),
-    Field("first difference", lambda pair: _first(pair, lambda one: f"step {one.step}", "none")),
-    Field("tensor", lambda pair: _first(pair, lambda one: f"{one.what} {one.tensor}".strip())),
-    Field("difference", lambda pair: _first(pair, lambda one: _number(one.relative))),
-    Field("tolerance", lambda pair: _first(pair, lambda one: _number(one.tolerance))),
+    Field(
+        "first difference", lambda pair: _first(pair, lambda first: f"step {first.step}", "none")
+    ),
+    Field(
+        "tensor", lambda pair: _first(pair, lambda first: f"{first.what} {first.tensor}".strip())
+    ),
+    Field("difference", lambda pair: _first(pair, lambda first: _number(first.relative))),
+    Field("tolerance", lambda pair: _first(pair, lambda first: _number(first.tolerance))),
 )
 
 

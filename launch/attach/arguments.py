@@ -19,7 +19,7 @@ from dpscope.profiling.records.settings import Setting, SettingError, check_sett
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, is_run_folder
 
-WINDOWS = {name: one for name, one in declarations(AttachSettings).items() if one.help}
+WINDOWS = {name: setting for name, setting in declarations(AttachSettings).items() if setting.help}
 """The settings that have options, of `dpscope attach` too."""
 
 
@@ -62,8 +62,8 @@ def attachment(arguments: Sequence[str]) -> Attachment:
     return Attachment(settings, command, work_folder)
 
 
-def _flag(one: Setting) -> str:
-    return f"--{one.option.replace('_', '-')}"
+def _flag(setting: Setting) -> str:
+    return f"--{setting.option.replace('_', '-')}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,14 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--out", type=Path, help="the run folder; several device counts of one script may share one"
     )
-    for name, one in WINDOWS.items():
+    for name, setting in WINDOWS.items():
         add(
-            _flag(one),
+            _flag(setting),
             dest=name,
-            type=str if one.choices else one.kind,
-            choices=one.choices or None,
-            default=one.default,
-            help=one.help,
+            type=str if setting.choices else setting.kind,
+            choices=setting.choices or None,
+            default=setting.default,
+            help=setting.help,
         )
     add("--work-folder", type=Path, help="the script's working folder, created if missing")
     add("--stop-after", action="store_true", help="end the script after the measurement")

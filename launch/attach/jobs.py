@@ -127,7 +127,7 @@ def plan_jobs(
     out: Path,
     options: Sequence[str],
     script: Sequence[str],
-    found: Devices,
+    devices: Devices,
     work_folders: Path | None = None,
     threads: int | None = None,
 ) -> list[AttachedJob]:
@@ -144,7 +144,7 @@ def plan_jobs(
     if threads is not None:
         several.setdefault("OMP_NUM_THREADS", str(threads))
     single = dict(several)
-    if found.count is not None:  # the first GPU alone: frameworks would use all visible ones
+    if devices.count is not None:  # the first GPU alone: frameworks would use all visible ones
         single["CUDA_VISIBLE_DEVICES"] = several.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     jobs = []
     for count in [*counts] * repeats:
@@ -270,10 +270,13 @@ def record_jobs(out: Path, ends: Sequence[JobEnd]) -> None:
     for end in ends:
         if not end.has_failed or end.job.label in measured:
             continue  # another repeat of it may be there
+        cause = "fix the cause"
+        if end.job.devices is None:
+            cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
         again = f"dpscope attach --devices {end.job.devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script}"
         reason = f"the script ended with status {end.status} before it was measured; see its output for the reason"
         findings.append(
-            code.finding(end.reason or reason, f"fix the cause, then: {again}", about=end.job.label)
+            code.finding(end.reason or reason, f"{cause}, then: {again}", about=end.job.label)
         )
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

@@ -122,8 +122,8 @@ def attach(request: AttachRequest) -> None:
     attachment(["--out", str(out), *given, "--", *script])
     if repeats < 1:
         raise DpscopeError(f"--repeats {repeats}: must be 1 or more")
-    found = resolve_devices("auto")
-    counts = _counts(request, found)
+    devices = resolve_devices("auto")
+    counts = _counts(request, devices)
     console = open_console()
     note = partial(console.print, markup=False, soft_wrap=True)
     # its processes remove what earlier jobs left there
@@ -134,7 +134,7 @@ def attach(request: AttachRequest) -> None:
             out=out,
             options=given,
             script=script,
-            found=found,
+            devices=devices,
             work_folders=request.work_folders,
         )
         ends = attach_jobs.run_with_baseline(counts, planned, out, note)
@@ -152,17 +152,17 @@ def attach(request: AttachRequest) -> None:
     raise typer.Exit(status or int(not sound))
 
 
-def _counts(request: AttachRequest, found: "Devices") -> tuple[int | None, ...]:
+def _counts(request: AttachRequest, devices: "Devices") -> tuple[int | None, ...]:
     """The device counts, which this machine has; None: one device without torchrun."""
     from dpscope.launch.attach.jobs import check_counts, default_counts
     from dpscope.launch.planning.run_config import read_text
 
-    counts: tuple[int | None, ...] = default_counts(found)
+    counts: tuple[int | None, ...] = default_counts(devices)
     if request.devices is not None:
         parsed = read_text(request.devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
-    check_counts([count or 1 for count in counts], found)
+    check_counts([count or 1 for count in counts], devices)
     return counts
 
 

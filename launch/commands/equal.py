@@ -19,8 +19,8 @@ HELP = Help(
         "--strategy dp,ddp --devices 4 --batch-size 64 --model resnet50",
     ),
     exit_statuses=(
-        ("0", "all agree, or differ as they must"),
-        ("1", "a difference is not explained, or something failed"),
+        ("0", "all agree"),
+        ("1", "something differs, or cannot be judged"),
         ("2", "a mistake in the command or its input"),
     ),
 )
@@ -51,11 +51,6 @@ class EqualRequest(options.NodeOptions):
     dtype: Literal["float64", "float32"] = option(
         "precision of the training; float64 distinguishes mistakes from rounding", default="float64"
     )
-    freeze_batch_norm: bool = option(
-        "batch norm uses the first global batch's statistics throughout",
-        "--freeze-batch-norm",
-        default=False,
-    )
     output_format: Literal["table", "json"] = option("what to print", "--format", default="table")
     out: Path = option(
         "the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT
@@ -70,7 +65,6 @@ def equal(request: EqualRequest) -> None:
     settings = equality_settings(
         request.flags,
         request.dtype,
-        request.freeze_batch_norm,
         place.count if place is not None else 1,
     )
     with on_all_nodes(place, request, settings.device, console) as starter:

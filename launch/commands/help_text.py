@@ -12,7 +12,6 @@ from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.matrix import VARIANTS
 from dpscope.profiling.records.settings import (
     AMOUNT,
-    COMPARED,
     DATA,
     FILES,
     HEADINGS,
@@ -27,7 +26,6 @@ from dpscope.profiling.records.training import TrainConfig
 _HEADINGS = {  # of options that are no settings of a run or a training, by parameter
     parameter: heading
     for heading, parameters in {
-        COMPARED: "freeze_batch_norm",
         DATA: "dtype",
         AMOUNT: "detect detect_limit iterations collectives min_bytes max_bytes",
         TARGETS: "calibration flops target_accuracy",

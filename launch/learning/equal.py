@@ -24,7 +24,7 @@ from dpscope.launch.workload.models import build_model
 from dpscope.launch.workload.nested import called, mapped, moved
 from dpscope.launch.workload.strategies import wrap_for
 from dpscope.launch.workload.train_step import TrainStep
-from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, EqualityTraining
+from dpscope.profiling.records.equality import EqualityJob, EqualitySettings, TrainingKind
 from dpscope.profiling.records.run import Cell
 
 
@@ -35,19 +35,21 @@ def switch_off_random_layers(model: nn.Module) -> list[str]:
     Their random numbers depend on the generator of each process and thread, which differ between
     strategies.
     """
-    found = []
+    switched_off = []
     for name, module in model.named_modules():
         if any(word in type(module).__name__.lower() for word in ("dropout", "stochasticdepth")):
             module.eval()
-            found.append(name)
-    return found
+            switched_off.append(name)
+    return switched_off
 
 
 def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
     """Make every batch norm use the statistics of `inputs`; its weight and bias are still trained.
 
-    With the initial statistics (mean 0, variance 1) nothing would be normalised, and a deep
-    network's first losses overflow.
+    Of each batch it would normalise by the mean and variance of what a device gets (Ioffe and
+    Szegedy 2015): strategies that divide the batch would differ by design. With the initial
+    statistics (mean 0, variance 1) nothing would be normalised, and a deep network's first losses
+    overflow.
     """
     norms = [
         module
@@ -63,17 +65,6 @@ def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
-
-
-def batch_norms_by_batch(model: nn.Module) -> list[str]:
-    """Names of the batch norms that normalise by their batch's statistics rather than by frozen
-    ones.
-    """
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
-    ]
 
 
 def to_double(model: nn.Module) -> nn.Module:
@@ -118,8 +109,8 @@ def run_job(settings: EqualitySettings, job: EqualityJob, out: Path, place: Torc
     if job.cell.per_device:
         join_process_group(device, wait_limit_s(device, settings.config.timeout_s))
     for training in job.trainings:
-        place.report(training.kind.replace("_", " "))
-        _train(settings, job.cell, training, place.rank, device, job.folder(out) / training.kind)
+        place.report(training)
+        _train(settings, job.cell, training, place.rank, device, job.folder(out) / training)
         limit_collectives(device, settings.config.timeout_s)
     if distributed.is_initialized():
         distributed.barrier()
@@ -128,7 +119,7 @@ def run_job(settings: EqualitySettings, job: EqualityJob, out: Path, place: Torc
 def _train(
     settings: EqualitySettings,
     cell: Cell,
-    training: EqualityTraining,
+    training: TrainingKind,
     rank: int,
     device: torch.device,
     folder: Path,
@@ -141,37 +132,29 @@ def _train(
     built = build_model(workload.model)
     model = built.model.to(device).train()
     random_layers = switch_off_random_layers(model)
-    if training.shares > 1 and not batch_norms_by_batch(model):
-        return  # dividing the batch would make no difference
-    if settings.freeze_batch_norm:
-        here = msgspec.structs.replace(workload, workers=0, workers_total=None)
-        # the same for every process
-        inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]
-        freeze_batch_norm(model, moved(inputs, device))
+    here = msgspec.structs.replace(workload, workers=0, workers_total=None)
+    # the same for every process
+    inputs = open_stream(here, whole_batches, built, 0, device).next_batch()[0]
+    freeze_batch_norm(model, moved(inputs, device))
     if settings.precision == "float64":
         model = to_double(model)
         if (loss := built.loss) is not None:  # computed from targets in the training's precision
             built = dataclasses.replace(
                 built, loss=lambda outputs, targets: loss(outputs, mapped(_doubled, targets))
             )
-    if training.kind in ("rounding", "rounding_in_shares"):
+    if training == "rounding":
         nudge(model, workload.seed)
     recorder = TrainingRecorder(model)
-    fed = (
-        msgspec.structs.replace(whole_batches, strategy="ddp") if cell.per_device else whole_batches
-    )
-    batches = open_stream(workload, fed, built, rank if cell.per_device else 0, device)
+    stream_cell, stream_rank = whole_batches, 0
+    if cell.per_device:
+        stream_cell, stream_rank = msgspec.structs.replace(whole_batches, strategy="ddp"), rank
+    batches = open_stream(workload, stream_cell, built, stream_rank, device)
     # each step trains on the batch that is put there
     fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)
-    optimizer, amp, parts = (
-        settings.config.optimizer,
-        workload.amp,
-        MicroBatching(count=training.shares),
-    )
+    optimizer, whole = settings.config.optimizer, MicroBatching(count=1)
     with starting_up():  # the optimizer and DDP import torch's compiler
-        train_step = TrainStep(
-            wrap_for(model, cell, device), fetched, optimizer, amp, device, parts, built
-        )
+        wrapped = wrap_for(model, cell, device)
+        train_step = TrainStep(wrapped, fetched, optimizer, workload.amp, device, whole, built)
     train_step.optimizer.register_step_pre_hook(lambda *_: recorder.add_gradients())
     for _ in range(settings.steps):
         fetched.batch = batches.next_batch()
@@ -179,4 +162,4 @@ def _train(
         assert train_step.last_loss is not None
         recorder.add_step(train_step.last_loss.item(), batches.samples)
     batches.close()
-    recorder.save(folder, rank, batch_norms_by_batch(model), random_layers)
+    recorder.save(folder, rank, random_layers)

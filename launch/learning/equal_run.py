@@ -2,6 +2,7 @@
 be GPUs.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from dpscope.profiling.records.equality import (
     EqualityConfig,
     EqualityJob,
     EqualitySettings,
-    EqualityTraining,
     Precision,
 )
 from dpscope.profiling.records.finding import counted
@@ -54,7 +54,6 @@ DEFAULTS: dict[str, object] = {
 def equality_settings(
     flags: Mapping[str, object],
     precision: Precision = "float64",
-    freeze_batch_norm: bool = False,
     nodes: int = 1,
 ) -> EqualitySettings:
     """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to
@@ -91,8 +90,7 @@ def equality_settings(
         device=devices.kind,
         threads_per_process=threads_per_process(config.matrix),
         precision=precision,
-        freeze_batch_norm=freeze_batch_norm,
-        jobs=tuple(_jobs(config, devices.kind, freeze_batch_norm)),
+        jobs=tuple(_jobs(config, devices.kind)),
     )
 
 
@@ -115,7 +113,7 @@ def _check(config: EqualityConfig, kind: DeviceType) -> None:
             f"--strategy {config.matrix.strategies[0]}: there is nothing to compare it with; give two or three"
         )
     layouts = config.matrix.layouts
-    if layouts and any(traits_of(one).threaded for one in config.matrix.strategies):
+    if layouts and any(traits_of(strategy).threaded for strategy in config.matrix.strategies):
         raise DpscopeError(
             f"--devices {','.join(layouts)} with --strategy {','.join(config.matrix.strategies)}: DataParallel is one process "
             "and cannot span nodes; compare single with ddp"
@@ -142,32 +140,17 @@ def _check(config: EqualityConfig, kind: DeviceType) -> None:
             )
 
 
-def _jobs(config: EqualityConfig, kind: DeviceType, frozen: bool) -> Iterator[EqualityJob]:
+def _jobs(config: EqualityConfig, kind: DeviceType) -> Iterator[EqualityJob]:
     """A job for each strategy, the reference first: it also measures rounding.
 
-    A single device also trains with its batch divided into shares. A compiled strategy is compared
-    with the same strategy without compilation.
+    A compiled strategy is compared with the same strategy without compilation.
     """
     modes = dict.fromkeys(("off", *config.matrix.compile))
-    cells = [
-        _cell(config, kind, strategy, mode)
-        for strategy in config.matrix.strategies
-        for mode in modes
-    ]
-    for index, cell in enumerate(
-        dict.fromkeys(cell for cell in cells if uncompilable(cell) is None)
-    ):
-        trainings = [
-            EqualityTraining("compared"),
-            *([EqualityTraining("rounding")] if index == 0 else []),
-        ]
-        if cell.traits.baseline and cell.options.compile == "off" and not frozen:
-            shares = config.matrix.counts[0]
-            trainings += [
-                EqualityTraining("in_shares", shares),
-                EqualityTraining("rounding_in_shares", shares),
-            ]
-        yield EqualityJob(cell=cell, trainings=tuple(trainings))
+    choices = itertools.product(config.matrix.strategies, modes)
+    cells = [_cell(config, kind, strategy, mode) for strategy, mode in choices]
+    for index, cell in enumerate(dict.fromkeys(cells)):
+        if uncompilable(cell) is None:
+            yield EqualityJob(cell, ("compared",) if index else ("compared", "rounding"))
 
 
 def _cell(

@@ -46,26 +46,31 @@ class TrainingRecorder:
         self._model = model  # FSDP replaces its parameters, which keep their names
         self._parameters = tuple(
             ParameterRecord(
-                name=name, elements=one.numel(), stored=min(one.numel(), STORED_ELEMENTS)
+                name=name,
+                elements=parameter.numel(),
+                stored=min(parameter.numel(), STORED_ELEMENTS),
             )
-            for name, one in self._named.items()
+            for name, parameter in self._named.items()
         )
-        self._chosen = [chosen_elements(one.elements, STORED_ELEMENTS) for one in self._parameters]
+        self._chosen = [
+            chosen_elements(parameter.elements, STORED_ELEMENTS) for parameter in self._parameters
+        ]
         self._steps: dict[str, list[Any]] = defaultdict(list)  # per array, an entry for each step
         self._samples: list[NDArray[np.int64]] = []  # indices, by step
 
     @property
     def _named(self) -> dict[str, nn.Parameter]:
         """The trained parameters by name."""
-        return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
+        named = self._model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def add_gradients(self) -> None:
         """Add the gradients before the optimizer uses them; zeros for parameters without
         gradient.
         """
         gradients = (
-            one.grad if one.grad is not None else torch.zeros_like(one)
-            for one in self._named.values()
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._named.values()
         )
         self._add("gradient", map(_flat, gradients))
 
@@ -88,9 +93,7 @@ class TrainingRecorder:
         self._steps[f"{name}_hash"].append(np.array(hashes, dtype=np.uint64))
         self._steps[f"{name}_norm"].append(norms)
 
-    def save(
-        self, folder: Path, rank: int, batch_norms: Sequence[str], random_layers: Sequence[str]
-    ) -> None:
+    def save(self, folder: Path, rank: int, random_layers: Sequence[str]) -> None:
         """Write this process's arrays, named in dpscope.profiling.records.equality, and then the
         record that describes them.
         """
@@ -98,7 +101,7 @@ class TrainingRecorder:
         arrays = {name: np.array(steps) for name, steps in self._steps.items()}
         steps = len(self._samples)
         # a row for each sample, with its step
-        sizes = [len(one) for one in self._samples]
+        sizes = list(map(len, self._samples))
         arrays["sample_index"] = np.concatenate(self._samples)
         arrays["sample_step"] = np.repeat(np.arange(steps), sizes)
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
@@ -107,7 +110,6 @@ class TrainingRecorder:
             rank=rank,
             steps=steps,
             parameters=self._parameters,
-            batch_norms=tuple(batch_norms),
             random_layers=tuple(random_layers),
         )
         write_json(record_path, record)

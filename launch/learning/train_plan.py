@@ -37,7 +37,7 @@ from dpscope.launch.workload.data_files import SMALL_RESNET, check_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.run import Cell
+from dpscope.profiling.records.run import Cell, PlannedCell
 from dpscope.profiling.records.settings import (
     check_settings,
     declarations,
@@ -151,28 +151,29 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     shared = msgspec.structs.replace(matrix, devices=devices, ddp_alone=False)
     # Strong scaling also measures a single device at every share, from which it would learn
     # something else.
-    planned = [
+    planned_cells = [
         planned
         for planned in make_plan(shared, samples, kind)
         if not planned.cell.traits.baseline or planned.cell.batch_size in matrix.batch_sizes
     ]
 
-    def order(cell: Cell) -> tuple[int, ...]:
+    def order(planned: PlannedCell) -> tuple[int, ...]:
+        cell = planned.cell
         listed_batch = cell.batch_size if matrix.scaling == "weak" else cell.global_batch_size
         return listed_batch, cell.devices, cell.nodes, strategy_order(cell.strategy)
 
-    planned.sort(key=lambda planned: order(planned.cell))
-    if all(cell.skip_reason for cell in planned):
-        first = planned[0]
+    planned_cells.sort(key=order)
+    if all(planned.skip_reason for planned in planned_cells):
+        first = planned_cells[0]
         raise DpscopeError(f"nothing to train: {first.cell.name}: {first.skip_reason}")
     return tuple(
         PlannedTraining(
-            planned=one,
-            learning_rate=scaled_learning_rate(config, one.cell),
+            planned=planned,
+            learning_rate=scaled_learning_rate(config, planned.cell),
             train_samples=samples,
-            repeated_samples=-samples % one.cell.devices,  # as DistributedSampler does
+            repeated_samples=-samples % planned.cell.devices,  # as DistributedSampler does
         )
-        for one in planned
+        for planned in planned_cells
     )
 
 

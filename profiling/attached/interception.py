@@ -112,7 +112,7 @@ class ModuleCalls:
 def _listening_call(
     kind: type[nn.Module], original: Any, listeners: dict[int, CallListener]
 ) -> Any:
-    parent: Any = next(one for one in kind.__mro__[1:] if "__call__" in vars(one))
+    parent: Any = next(base for base in kind.__mro__[1:] if "__call__" in vars(base))
 
     @wraps(original or parent.__call__)
     def wrapper(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:

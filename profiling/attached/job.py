@@ -198,11 +198,9 @@ def _cell_of(processes: Sequence[AttachedProcess]) -> Cell:
     """The first process's cell at the mean batch per device; batches that one process does not know
     are 1.
     """
-    batches = (
-        [one.cell.batch_size for one in processes]
-        if all(one.batch_known for one in processes)
-        else [1]
-    )
+    batches = [1]
+    if all(process.batch_known for process in processes):
+        batches = [process.cell.batch_size for process in processes]
     return msgspec.structs.replace(processes[0].cell, batch_size=round(sum(batches) / len(batches)))
 
 
@@ -210,13 +208,13 @@ def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) ->
     manifest = run.manifest() if is_run_folder(run.path) else _new_manifest(cell, threads, part)
     plan = sorted(
         {*manifest.plan, PlannedCell(cell=cell)},
-        key=lambda one: (one.cell.batch_size, one.cell.devices, one.cell.name),
+        key=lambda planned: (planned.cell.batch_size, planned.cell.devices, planned.cell.name),
     )
     if len(plan) == len(manifest.plan):
         return manifest
     matrix = ResolvedMatrix(
-        devices=tuple({one.cell.devices for one in plan}),
-        batch_sizes=tuple({one.cell.batch_size for one in plan}),
+        devices=tuple({planned.cell.devices for planned in plan}),
+        batch_sizes=tuple({planned.cell.batch_size for planned in plan}),
     )
     config = msgspec.structs.replace(manifest.config, matrix=matrix)
     return msgspec.structs.replace(manifest, config=config, plan=tuple(plan))

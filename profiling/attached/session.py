@@ -219,7 +219,7 @@ class Session:
         self._enter_next_stage(self._observed)
 
     def _enter_next_stage(self, observed: Observed) -> None:
-        stage = next((one for one in self._stages if one.applies(observed)), None)
+        stage = next((stage for stage in self._stages if stage.applies(observed)), None)
         if stage is None:
             self._finish(_COMPLETE)
             return

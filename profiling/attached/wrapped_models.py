@@ -1,5 +1,6 @@
 """The strategy of a script, detected from the modules that wrap its models."""
 
+import itertools
 import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -105,10 +106,10 @@ def detect_strategy(
 
 def is_model_parallel(detected: DetectedStrategy, trained: Iterable[Any]) -> bool:
     """Whether parameters are sharded without FSDP, as by tensor parallelism."""
-    placements = [one for tensor in trained for one in getattr(tensor, "placements", ())]
-    return detected.traits.transport == "unknown" and any(
-        not one.is_replicate() for one in placements
-    )
+    by_tensor = [getattr(tensor, "placements", ()) for tensor in trained]
+    placements = itertools.chain.from_iterable(by_tensor)
+    shards = any(not placement.is_replicate() for placement in placements)
+    return shards and detected.traits.transport == "unknown"
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
@@ -133,7 +134,7 @@ def _fsdp_strategy(
             return _SHARDING.get(sharding, "fsdp") if world_size > 1 else "fsdp"
         if is_fully_sharded(part):
             # tensor parallelism replicates some along the dimension along which it shards others
-            distributed = [one for one in trained if getattr(one, "placements", ())]
+            distributed = [tensor for tensor in trained if getattr(tensor, "placements", ())]
             if distributed and all(map(_is_in_replicas, distributed)):
                 return "hsdp"
             return "fsdp-no-reshard" if stays_gathered and world_size > 1 else "fsdp"

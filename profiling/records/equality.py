@@ -33,28 +33,18 @@ EQUALITY_NAME = "equality.json"
 STORED_ELEMENTS = 2048  # of a parameter and step; fewer if it has fewer
 
 Precision = Literal["float32", "float64"]
-TrainingKind = Literal["compared", "rounding", "in_shares", "rounding_in_shares"]
-
-
-class EqualityTraining(Stored, frozen=True):
-    """k steps from the seed.
-
-    `compared` is the strategy itself. `rounding` repeats the reference with each weight moved to a
-    neighbouring number before the first step: its differences show how rounding grows. `in_shares`
-    is the single device that processes a batch in the shares of the other strategies' devices, one
-    after the other: computations over a batch, such as batch norm's, are then over a share.
-    `rounding_in_shares` is `in_shares` with its weights moved.
-    """
-
-    kind: TrainingKind
-    shares: Positive = 1  # forward passes a step's batch is cut into
+TrainingKind = Literal["compared", "rounding"]
+"""k steps from the seed: `compared` is the strategy itself. `rounding` repeats the reference with
+each weight moved to a neighbouring number before the first step: its differences show how rounding
+grows.
+"""
 
 
 class EqualityJob(Stored, frozen=True):
     """One torchrun job: a cell and its consecutive trainings."""
 
     cell: Cell
-    trainings: tuple[EqualityTraining, ...]
+    trainings: tuple[TrainingKind, ...]
 
     def folder(self, out: Path) -> Path:
         return out / EQUALITY_FOLDER / self.cell.name
@@ -77,7 +67,6 @@ class EqualitySettings(Stored, frozen=True):
     device: Literal["cuda", "cpu"]
     threads_per_process: Positive
     precision: Precision
-    freeze_batch_norm: bool
     jobs: tuple[EqualityJob, ...]  # the reference first
 
     @property
@@ -108,7 +97,6 @@ class RankRecord(Stored, frozen=True):
     rank: Count
     steps: Positive
     parameters: tuple[ParameterRecord, ...]
-    batch_norms: tuple[str, ...]  # modules that normalise by statistics of their batch
     random_layers: tuple[str, ...]  # such as dropout, switched off
 
 

@@ -36,16 +36,11 @@ class LearningCode(FindingCode):
         action="train with three seeds or more",
         other_severity="warning",
     )
-    BATCH_NORM_BY_SHARE = Code(
-        "info",
-        meaning="Two strategies differ only through what is computed over a batch, such as batch "
-        "norm, because each device computes it over its own share.",
-        action="expected; --freeze-batch-norm compares without it",
-    )
     UNEXPLAINED_DIFFERENCE = Code(
         "error",
         meaning="Two strategies compute different values, beyond rounding, and no cause was found.",
-        action="find what the two compute differently in that step",
+        action="find what the two compute differently in that step; a loss over a whole batch, and "
+        "batch norm without running statistics, differ by design",
     )
     SAMPLES_DIFFER = Code(
         "error",

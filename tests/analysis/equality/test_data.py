@@ -16,7 +16,6 @@ RECORD: dict[str, Any] = {
     "rank": 0,
     "steps": 2,
     "parameters": [{"name": "weight", "elements": 6, "stored": 6}],
-    "batch_norms": [],
     "random_layers": [],
 }
 

@@ -66,7 +66,7 @@ def test_trainings(tmp_path: Path) -> None:
 
 
 def test_comparisons_and_calibrations(tmp_path: Path) -> None:
-    settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", False, 2)
+    settings = equality_settings({**FLAGS, "devices": "2x1", "steps": 2}, "float64", 2)
     write_json(tmp_path / EQUALITY_FOLDER / SETTINGS_NAME, settings)
     timed = calibration_settings(
         device="cpu", devices="2x1", collectives=None, dtype="float32", min_bytes="4KiB", max_bytes="8KiB", iterations=1,
