@@ -71,10 +71,12 @@ def training_differences(
     reference: RecordedTraining, other: RecordedTraining
 ) -> dict[What, Differences]:
     """Of losses (of the global batch), gradients and weights (of rank 0)."""
-    mine, others = reference.losses()[:, None], other.losses()[:, None]
+    mine = reference.losses()[:, None]
+    others = other.losses()[:, None]
     absolute = np.abs(others - mine)
+    relative = _ratio(absolute, np.abs(mine))
     differences: dict[What, Differences] = {
-        "loss": Differences(("",), absolute, _ratio(absolute, np.abs(mine)), mine == others)
+        "loss": Differences(("",), absolute, relative, same_bits=mine == others)
     }
     for what in _TENSORS:
         differences[what] = process_differences(reference.ranks[0], other.ranks[0], what)
@@ -177,7 +179,9 @@ def judge_pair(
             [~np.isnan(each.relative).any(axis=1) for each in differences.values()], axis=0
         )
         judged = len(finite) if finite.all() else int(np.argmin(finite))
-    agreement: Agreement = "bit-equal" if same_bits else "equal" if first is None else "different"
+    agreement: Agreement = "equal" if first is None else "different"
+    if same_bits:
+        agreement = "bit-equal"
     steps = zip(*(differences[what].largest.tolist() for what in WHATS), strict=True)
     return PairResult(
         reference=reference.name,
@@ -207,7 +211,8 @@ def _largest(
     differences: Differences, what: What, step: int, tolerated: float | None
 ) -> TensorDifference:
     index = int(np.argmax(np.nan_to_num(differences.relative[step], nan=-1.0, posinf=np.inf)))
-    absolute, relative = differences.absolute[step, index], differences.relative[step, index]
+    absolute = differences.absolute[step, index]
+    relative = differences.relative[step, index]
     return TensorDifference(
         step, what, differences.tensors[index], known(absolute), known(relative), tolerated
     )
@@ -223,7 +228,8 @@ def rank_result(training: RecordedTraining) -> RankAgreement:
     if len(differing) == 0:
         return RankAgreement(training.name, len(ranks), True, None, ())
     step, kind = differing[0].tolist()  # in the first step, gradients before weights
-    what, ranks_apart = _TENSORS[kind], np.flatnonzero(apart[:, step, kind]).tolist()
+    what = _TENSORS[kind]
+    ranks_apart = np.flatnonzero(apart[:, step, kind]).tolist()
     differences = [
         _largest(process_differences(first, ranks[rank], what), what, step, None)
         for rank in ranks_apart
