@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,19 +30,15 @@ from dpscope.analysis.traces.ranks.readers import Found
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.whole_job.job import Place, RecordedJob, read_job
 from dpscope.analysis.whole_job.summary import Summary, described, summarise
-from dpscope.analysis.whole_job.tables import (
-    TABLES,
-    host_rows,
-    kind_rows,
-    place_rows,
-    rank_rows,
-    rank_time_rows,
-    tables_of,
-    time_rows,
-)
+from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.shown_text import write_out
 
+_MEASURES = (
+    "Transfer and wait",
+    "algbw and busbw",
+    "NA",
+)
 _FIRST_ROWS = 5  # of the first table on the first screen
 _CSV_COLUMNS = ("rank", "host", "from_s", "to_s", "wait_us", "caused_us")
 
@@ -59,7 +55,9 @@ def print_records(
     """Read, match and print the records of a job; the exit status."""
     with progress("Reading records"):
         job = read_job(found, limits.max_bytes, hosts)
-        summary = summarise(_without_hosts(job) if targets.hide_hosts else job, targets.link)
+        if targets.hide_hosts:
+            job = _without_hosts(job)
+        summary = summarise(job, targets.link)
     tables = tables_of(summary)
     page = write_page(summary, tables, targets) if targets.report is not None else None
     if output_format == "json":
@@ -86,27 +84,26 @@ def _print_screen(
         print_tables([*tables.values()], "table", console)
         print_findings(console, few_of_each_kind(summary.findings))
         return
-    if (ranks := tables.get("ranks")) is not None and summary.waiting.counts.matched:
-        print_table(console, replace(ranks, rows=ranks.rows[:_FIRST_ROWS], notes=()))
+    ranks = tables.get("rank")
+    if ranks is not None and summary.waiting.counts.matched:
+        first = ranks.rows[:_FIRST_ROWS]
+        print_table(console, replace(ranks, rows=first, notes=()))
     errors = [one for one in summary.findings if one.severity == "error"]
     print_findings(console, errors)
     left = len(summary.findings) - len(errors)
-    more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
+    more = "the tables"
+    if left:
+        more = f"{counted(left, 'finding')} and {more}"
     console.print(f"{more} by kind, rank and time: --verbose", highlight=False)
 
 
 def records_json(summary: Summary) -> dict[str, Any]:
     """Everything that is known of the job, as plain data; unknown is None."""
     found, job = summary.waiting, summary.job
-    rows: dict[str, Callable[[Summary], list[Any]]] = {
-        "by_kind": kind_rows,
-        "by_rank": rank_rows,
-        "by_host": host_rows,
-        "by_place": place_rows,
-        "by_time": time_rows,
-        "by_rank_and_time": rank_time_rows,
-    }
+    rows = {f"by_{name}": view.rows(summary) for name, view in VIEWS.items()}
+    rows["by_rank_and_time"] = rank_time_rows(summary)
     verdict = summary.verdict
+    first_ns, last_ns = found.span_ns
     return {
         "setting": verdict.setting,
         "limits": [asdict(one) for one in verdict.limits],
@@ -115,16 +112,18 @@ def records_json(summary: Summary) -> dict[str, Any]:
         "ranks": list(job.ranks),
         "world_size": job.world,
         "basis": found.basis,
-        "span_s": (found.span_ns[1] - found.span_ns[0]) / 1e9,
+        "span_s": (last_ns - first_ns) / 1e9,
         "records": asdict(found.counts),
         "unfinished": _unfinished(summary),
-        **{name: [_plain(row) for row in of(summary)] for name, of in rows.items()},
+        **{name: [_plain(row) for row in own] for name, own in rows.items()},
         "findings": msgspec.to_builtins(list(summary.findings)),
     }
 
 
 def _plain(row: Any) -> dict[str, Any]:
-    return row if isinstance(row, dict) else asdict(row)
+    if isinstance(row, dict):
+        return row
+    return asdict(row)
 
 
 def _unfinished(summary: Summary) -> dict[str, Any] | None:
@@ -161,7 +160,7 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
     verdict = summary.verdict
     by_section: dict[str, dict[str, TextTable]] = {}
     for name, table in tables.items():
-        by_section.setdefault(TABLES[name][0], {})[name] = table
+        by_section.setdefault(VIEWS[name].section, {})[name] = table
     markdown = [
         in_markdown("# Collectives of the whole job") + "\n",
         *facts_in_markdown(verdict),
@@ -178,9 +177,7 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
             findings=summary.findings,
             tables=by_section,
             figures=figures,
-            measures={
-                name: MEASURES[name] for name in ("Transfer and wait", "algbw and busbw", "NA")
-            },
+            measures={name: MEASURES[name] for name in _MEASURES},
             verdict=verdict,
             data_file="waiting.csv",
         )
@@ -199,13 +196,16 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
 def _without_hosts(job: RecordedJob) -> RecordedJob:
     """Hosts by number, also in the names of files."""
     numbers = Anonymizer(dict.fromkeys(host for host in job.hosts if host is not None))
+    places: list[Place | None] = []
+    for place in job.places:
+        if place is not None:
+            place = replace(place, host=numbers.text(place.host))
+        places.append(place)
+    findings = [
+        msgspec.structs.replace(one, message=numbers.text(one.message)) for one in job.findings
+    ]
     return replace(
         job,
-        places=tuple(
-            None if one is None else Place(numbers.text(one.host), one.clock_ahead_ns)
-            for one in job.places
-        ),
-        findings=tuple(
-            msgspec.structs.replace(one, message=numbers.text(one.message)) for one in job.findings
-        ),
+        places=tuple(places),
+        findings=tuple(findings),
     )

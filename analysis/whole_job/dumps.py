@@ -62,11 +62,6 @@ class _Config(msgspec.Struct):
     ranks: str = ""
 
 
-class _Status(msgspec.Struct):
-    last_enqueued_collective: int = -1
-    last_completed_collective: int = -1
-
-
 class _Dump(msgspec.Struct):
     """A dump; `rank` and `host` are in the first of those that dpscope writes."""
 
@@ -181,7 +176,9 @@ def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
     """By dpscope or by the file's name; it must be in each of the process's groups."""
     shared = set.intersection(*(set(one.ranks) for one in groups.values())) if groups else set()
     match = _RANK.search(file.name)
-    rank = dump.rank if dump.rank is not None else int(match[1]) if match else None
+    rank = dump.rank
+    if rank is None and match:
+        rank = int(match[1])
     if rank is None and len(shared) == 1:
         (rank,) = shared
     if rank is None:

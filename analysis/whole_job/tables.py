@@ -1,6 +1,6 @@
-"""The tables of a job's records, by kind, rank, host and time; all outputs loop over TABLES."""
+"""The tables of a job's records, by kind, rank, host and time; all outputs loop over VIEWS."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -294,70 +294,64 @@ _MOST_ROWS = 40
 _SUM_NOTE = "sums over collectives: of those in flight together each counts"
 
 
-def _table(title: str, fields: Iterable[Field], rows: Iterable[object], *notes: str) -> TextTable:
-    """Without columns that have no value in any row, and with at most _MOST_ROWS rows."""
-    every = list(rows)
-    kept = [one for one in fields if any(one.value(row) is not None for row in every)]
-    if left := len(every) - _MOST_ROWS:
-        notes = (*notes, f"and {left:,} more: --format json") if left > 0 else notes
-    return table_of(
-        title,
-        kept,
-        every[:_MOST_ROWS],
-        notes,
-    )
+@dataclass(frozen=True)
+class View:
+    """A table: the section of the page that it stands in, its rows and their columns."""
+
+    section: str
+    title: str
+    fields: Sequence[Field]
+    rows: Callable[[Summary], Sequence[object]]
+    note: str = ""
+
+    def table(self, summary: Summary) -> TextTable:
+        """Without columns that have no value in any row, and with at most _MOST_ROWS rows."""
+        rows = self.rows(summary)
+        kept = [one for one in self.fields if any(one.value(row) is not None for row in rows)]
+        notes = [self.note] if self.note else []
+        left = len(rows) - _MOST_ROWS
+        if left > 0:
+            notes.append(f"and {left:,} more: --format json")
+        return table_of(self.title, kept, rows[:_MOST_ROWS], notes)
 
 
-def _times_table(summary: Summary) -> TextTable:
-    notes = [_SUM_NOTE]
-    if "Inspector" in summary.job.source:
-        notes.append(
-            "times are those at which records were written (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS)"
-        )
-    return _table(
+VIEWS = {
+    "kind": View(
+        "bandwidth",
+        "Collectives by kind, group and size",
+        _KINDS,
+        kind_rows,
+    ),
+    "rank": View(
+        "waiting",
+        "Ranks over the whole time",
+        _RANKS,
+        rank_rows,
+        _SUM_NOTE,
+    ),
+    "host": View(
+        "waiting",
+        "Waiting by host",
+        _HOSTS,
+        host_rows,
+    ),
+    "place": View(
+        "bandwidth",
+        "Within a host and between hosts",
+        _PLACES,
+        place_rows,
+    ),
+    "time": View(
+        "waiting",
         "Waiting over time",
         _TIMES,
-        time_rows(summary),
-        *notes,
-    )
-
-
-TABLES: Mapping[str, tuple[str, Callable[[Summary], TextTable]]] = {
-    "kinds": (
-        "bandwidth",
-        lambda summary: _table(
-            "Collectives by kind, group and size",
-            _KINDS,
-            kind_rows(summary),
-        ),
+        time_rows,
+        f"{_SUM_NOTE}; times of NCCL Inspector are those at which it wrote",
     ),
-    "ranks": (
-        "waiting",
-        lambda summary: _table(
-            "Ranks over the whole time",
-            _RANKS,
-            rank_rows(summary),
-            _SUM_NOTE,
-        ),
-    ),
-    "hosts": (
-        "waiting",
-        lambda summary: _table(
-            "Waiting by host",
-            _HOSTS,
-            host_rows(summary),
-        ),
-    ),
-    "places": (
-        "bandwidth",
-        lambda summary: _table("Within a host and between hosts", _PLACES, place_rows(summary)),
-    ),
-    "times": ("waiting", _times_table),
 }
-"""Each table: the section of the page that it stands in, and a function of the summary."""
 
 
 def tables_of(summary: Summary) -> dict[str, TextTable]:
     """The tables with rows, by name."""
-    made = {name: table(summary) for name, (_, table) in TABLES.items()}
+    made = {name: view.table(summary) for name, view in VIEWS.items()}
     return {name: table for name, table in made.items() if table.rows}

@@ -184,7 +184,8 @@ def test_exports_of_nsys_are_compared_as_the_traces_they_are_of(
     for name, planted in (("before", Planted()), ("after", Planted({15: 1.5}, late_us=400.0))):
         traces = sorted(write_jobs(tmp_path / name, planted).iterdir())
         paths.append(convert([load_trace(one) for one in traces], tmp_path / f"{name}.sqlite"))
-    assert print_comparison(*paths, None, "json", Terminal()) == 3  # of one job each
+    before, after = paths
+    assert print_comparison(before, after, None, "json", Terminal()) == 3  # of one job each
     (change,) = json.loads(capsys.readouterr().out)["step_changes"]
     # the second half of the operator's calls runs next to the all-reduce, which is longer
     assert change["change_us"] == pytest.approx(400.0 + duration_us(15) / 2, abs=0.01)
