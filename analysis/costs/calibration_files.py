@@ -103,7 +103,7 @@ def _placed_points(
     over different numbers (`spans`).
     """
     for test in tests:
-        # a log names its nodes only where they are several
+        # a point without nodes is on those that the calibration states for its device count
         stated = test.nodes > 1 or len(spans[test.devices]) > 1
         nodes = test.nodes if stated else None
         yield from (msgspec.structs.replace(point, nodes=nodes) for point in test.points)
