@@ -104,8 +104,8 @@ class Scale:
     """Times of one line, in one unit with two or three digits.
 
     >>> scale = Scale([2786.0, 25880.0])
-    >>> scale.of(25880.0, 2786.0, 36.7), scale.unit
-    ('25.9', '2.8', '0.037')
+    >>> scale.number(25880.0), scale.time(2786.0), scale.change(36.7)
+    ('25.9', '2.8 ms', '+0.037')
     """
 
     def __init__(self, times_us: Iterable[float | None]) -> None:

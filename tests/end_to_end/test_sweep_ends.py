@@ -95,7 +95,8 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
 
 def test_a_termination_is_recorded_and_ends_the_job(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
+    with forks():  # the sweep itself, which ends all others, is none
+        running = start_sweep(out, model="tiny_models:hanging", strategy="ddp")
     wait_until(in_pass(out, "ddp-d2-b2", "timed"))
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=30) == 128 + signal.SIGTERM

@@ -44,6 +44,7 @@ def test_transfer_is_the_shortest_duration_and_the_rest_is_waiting(tmp_path: Pat
     assert (found.counts.records, found.counts.matched) == (9, 9)
     # the times of creation are 10 ms apart: in the first, a middle and the last of the bins
     assert np.flatnonzero(found.wait_us.sum(axis=0)).tolist() == [0, BINS // 2, BINS - 1]
+    assert found.bin_edges_s[[0, -1]].tolist() == pytest.approx([0.0, 0.02])
 
 
 @pytest.mark.parametrize("kind", ["dumps", "json", "logs"])

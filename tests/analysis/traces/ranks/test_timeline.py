@@ -1,10 +1,13 @@
 """One step to draw, against the generators' literals."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dpscope.analysis.traces.ranks import timeline as timelines
 from dpscope.analysis.traces.ranks.timeline import Spans, StepTimeline, step_timeline, thinned
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
@@ -73,3 +76,9 @@ def test_the_smallest_gaps_are_closed_first() -> None:
     fewer, closed_us = thinned(spans, 2)
     assert fewer.tolist() == [[0.0, 2.0], [5.0, 7.0]]
     assert closed_us == 0.5
+
+
+def test_what_only_touches_a_step_is_not_drawn_in_it() -> None:
+    starts, ends = np.array([(0.0, 10.0), (5.0, 11.0), (15.0, 25.0), (20.0, 30.0)]).T
+    events: Any = SimpleNamespace(start_us=starts, end_us=ends)
+    assert timelines._within(events, np.ones(4, dtype=bool), (10.0, 20.0)).tolist() == [1, 2]
