@@ -313,5 +313,5 @@ def _users_model(name: str) -> BuiltModel:
         return BuiltModel(model=made[0], input_shape=shape, classes=classes)
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "
-        "return a torch.nn.Module, (module, shape of a sample, number of classes), or a dictionary: see docs/own-model.md"
+        "return a torch.nn.Module, (module, shape of a sample, number of classes), or a dictionary: see docs/variants.md"
     )

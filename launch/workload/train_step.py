@@ -164,7 +164,7 @@ class TrainStep:
             more = f" and {len(without) - _NAMED} more" if len(without) > _NAMED else ""
             raise DpscopeError(
                 f"parameters without gradient: {', '.join(without[:_NAMED])}{more}; DDP waits for all of them: see "
-                "docs/own-model.md"
+                "docs/variants.md"
             )
 
     def _without_reduction(self) -> AbstractContextManager[None]:

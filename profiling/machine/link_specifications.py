@@ -175,7 +175,7 @@ _INFINIBAND = re.compile(
 
 _NVLINKS_OF_ONE_GPU = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18, 6: 36}
 """Links of the module of each generation: P100, V100, A100, H100, B200, Rubin. Source: NVIDIA's
-data sheets (docs/links.md).
+data sheets (docs/calibration.md).
 """
 
 _BOTH_UNITS = "write {0}GB/s (1e9 bytes a second) or {0}Gb/s (1e9 bits a second)"

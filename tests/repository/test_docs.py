@@ -66,7 +66,7 @@ def behind(*names: str) -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def test_dpscope_commands_parse() -> None:
-    assert {"README.md", "getting-started.md", "faq.md", "gpu-and-slurm.md"} <= {
+    assert {"README.md", "getting-started.md", "whole-job.md", "gpu-and-slurm.md"} <= {
         page.name for page in PAGES
     }
     found = [(page, rest) for page, _, rest in behind("dpscope") if rest]
@@ -144,7 +144,7 @@ def test_python_blocks_compile() -> None:
         for language, text in _FENCE.findall(page.read_text())
         if language == "python"
     ]
-    assert {"own-model.md", "own-traces.md", "python-api.md"} <= {page for page, _ in blocks}
+    assert {"variants.md", "own-traces.md", "python-api.md"} <= {page for page, _ in blocks}
     for page, text in blocks:
         compile(text, page, "exec")
 
@@ -161,7 +161,7 @@ def test_generated_pages_are_current_and_made_by_make_docs() -> None:
         "commands.md",
         "findings.md",
         "glossary.md",
-        "links.md",
+        "calibration.md",
         "results.md",
     }
     assert all(module in recipe[1] for module in generated.values())

@@ -71,7 +71,7 @@ def test_the_worked_example_of_collectives(a100: Job) -> None:
         f"the sum of the durations, {step['communication_us']:,.3f}; hidden is the sum of the last column, "
         f"{step['hidden_us']:,.3f}; exposed is the difference, {step['exposed_us']:,.3f}. The all-reduces move "
         f"{moved:,.0f} bytes",
-        f"{first['bytes']:,.0f} B / {first['duration_us']:,.3f} us = {first['bytes'] / first['duration_us'] / 1e3:.3f} GB/s",
+        f"{first['bytes']:,.0f} B / {first['duration_us']:,.3f} µs = {first['bytes'] / first['duration_us'] / 1e3:.3f} GB/s",
     )
     assert list(states("measures.md", *rows, *sums)) == []
 
@@ -89,4 +89,4 @@ def test_errors_of_the_fits_of_nccl_tests_logs() -> None:
         known(bus_gb_per_s("all_reduce", point.size_bytes, point.devices, point.times_us[0]))
         for point in reduced
     )
-    assert list(states("links.md", f"reach {reached:.0f} of their 300 GB/s")) == []
+    assert list(states("calibration.md", f"reach {reached:.0f} of their 300 GB/s")) == []
