@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,8 @@ def find_jobs(
         for index, (trace, place) in enumerate(zip(traces, places, strict=True))
     ]
     originals: dict[object, _Trace] = {}
-    for one in every:
-        originals.setdefault(_identity(one), one)
+    for trace in every:
+        originals.setdefault(_identity(trace), trace)
     parts = _divided([*originals.values()])
     apart = [part for part in parts if not _is_one_job(part)]
     jobs, strays = _without_strays(_each_alone(parts, apart))
@@ -92,10 +92,13 @@ def find_jobs(
     about += [(part[0], _are_not_unique(part)) for part in apart]
     about += [(job[0], _is_one_of_several(job)) for job in _side_by_side(jobs)]
     first = next(iter(named))  # has the findings on traces of no job
-    job_of = {one.index: name for name, job in named.items() for one in job}
-    by_job = grouped((job_of.get(one.index, first), finding) for one, finding in about)
+    job_of = {trace.index: name for name, job in named.items() for trace in job}
+    by_job = grouped((job_of.get(trace.index, first), finding) for trace, finding in about)
     by_job[first] = [*findings, *by_job.get(first, ())]
-    return FoundJobs({name: [one.index for one in job] for name, job in named.items()}, by_job)
+    indices = {}
+    for name, job in named.items():
+        indices[name] = [trace.index for trace in job]
+    return FoundJobs(indices, by_job)
 
 
 def _divided(part: _Part) -> list[_Part]:
@@ -109,21 +112,24 @@ def _divided(part: _Part) -> list[_Part]:
 def _each_alone(parts: list[_Part], apart: list[_Part]) -> list[_Part]:
     """The parts in order of time, those `apart` as single traces."""
     jobs = [part for part in parts if part not in apart]
-    jobs += [[one] for part in apart for one in part]
+    for part in apart:
+        jobs += [[trace] for trace in part]
     return sorted(jobs, key=lambda job: (_span_ns(job)[0], job[0].index))
 
 
-def _identity(one: _Trace) -> object:
+def _identity(trace: _Trace) -> object:
     """The same for files that hold the same trace."""
-    return one.rank, one.index if one.content is None else one.content
+    return trace.rank, trace.index if trace.content is None else trace.content
 
 
 def _side_by_side(jobs: list[_Part]) -> list[_Part]:
     """The jobs that share a folder with another one."""
-    folders = [{one.folder for one in job} for job in jobs]
-    jobs_in = Counter(folder for own in folders for folder in own)
+    folders_of = [{trace.folder for trace in job} for job in jobs]
+    jobs_in = Counter(chain.from_iterable(folders_of))
     return [
-        job for job, own in zip(jobs, folders, strict=True) if max(jobs_in[one] for one in own) > 1
+        job
+        for job, folders in zip(jobs, folders_of, strict=True)
+        if max(jobs_in[folder] for folder in folders) > 1
     ]
 
 
@@ -144,7 +150,7 @@ def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
 
 
 def _are_not_unique(part: _Part) -> Finding:
-    ranks = Counter("no rank" if one.rank is None else f"rank {one.rank}" for one in part)
+    ranks = Counter("no rank" if trace.rank is None else f"rank {trace.rank}" for trace in part)
     twice = ", ".join(
         sorted(
             f"{count} of {rank}" for rank, count in ranks.items() if count > 1 or rank == "no rank"
@@ -158,12 +164,12 @@ def _are_not_unique(part: _Part) -> Finding:
 def _recorded(part: _Part) -> str:
     """What traces record that tells jobs apart, to follow a noun."""
     facts: dict[str, set[object]] = {
-        "world size": {one.world_size for one in part},
-        "host": {one.host for one in part},
-        "begin (UTC)": {_moment(min(one.start_ns or 0 for one in part))},
+        "world size": {trace.world_size for trace in part},
+        "host": {trace.host for trace in part},
+        "begin (UTC)": {_moment(min(trace.start_ns or 0 for trace in part))},
     }
-    known = [f"{name} {_joined(values)}" for name, values in facts.items() if values - {None}]
-    return f" ({', '.join(known)})" if known else ""
+    recorded = [f"{name} {_joined(values)}" for name, values in facts.items() if values - {None}]
+    return f" ({', '.join(recorded)})" if recorded else ""
 
 
 def _moment(since_1970_ns: int) -> str | None:
@@ -181,89 +187,88 @@ def windows_of(traces: Sequence[TraceSummary]) -> list[Indices]:
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
     every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
-    if all(one.start_ns is not None for one in every):
-        windows = _stretches_joined([[one] for one in every], 0)
+    if all(trace.start_ns is not None for trace in every):
+        windows = _stretches_joined([[trace] for trace in every], 0)
     else:
-        windows = [
-            own for _, own in sorted(grouped((one.first_step or 0, one) for one in every).items())
-        ]
-    return [[one.index for one in window] for window in windows]
+        by_first_step = grouped((trace.first_step or 0, trace) for trace in every)
+        windows = [window for _, window in sorted(by_first_step.items())]
+    return [[trace.index for trace in window] for window in windows]
 
 
 def _by_world_size(part: _Part) -> list[_Part]:
-    return _grouped(part, lambda one: one.world_size)
+    return _grouped(part, lambda trace: trace.world_size)
 
 
 def _by_host(part: _Part) -> list[_Part]:
-    return [part] if _is_one_job(part) else _grouped(part, lambda one: one.host)
+    return [part] if _is_one_job(part) else _grouped(part, lambda trace: trace.host)
 
 
 def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
     """By a recorded value; traces that record none go with the others where there is one value,
     else by themselves.
     """
-    found = grouped((key(one), one) for one in part)
-    return [part] if len(found.keys() - {None}) <= 1 else list(found.values())
+    by_value = grouped((key(trace), trace) for trace in part)
+    return [part] if len(by_value.keys() - {None}) <= 1 else list(by_value.values())
 
 
 def _by_time(part: _Part) -> list[_Part]:
     """By times that overlap, host by host; hosts that each have one stretch of time are one job's,
     however far their clocks.
     """
-    if any(one.start_ns is None for one in part):
+    if any(trace.start_ns is None for trace in part):
         return [part]
     stretches: list[_Part] = []
-    by_host = grouped((one.host, one) for one in part).values()
-    for own in by_host:
-        found: list[_Part] = []
-        for stretch in _stretches_joined([[one] for one in own], _ONE_CLOCK_NS):
-            earlier = next((one for one in found if _are_later_windows(one, stretch)), None)
-            if earlier is None:
-                found.append(stretch)
+    by_host = grouped((trace.host, trace) for trace in part).values()
+    for on_host in by_host:
+        jobs: list[_Part] = []
+        for stretch in _stretches_joined([[trace] for trace in on_host], _ONE_CLOCK_NS):
+            continued = next((job for job in jobs if _are_later_windows(job, stretch)), None)
+            if continued is None:
+                jobs.append(stretch)
             else:
-                earlier += stretch
-        stretches += found
+                continued += stretch
+        stretches += jobs
     if len(by_host) > 1:
         limit_ns = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
         stretches = _stretches_joined(stretches, limit_ns)
-    return [_in_order(one) for one in stretches]
+    return [_in_order(stretch) for stretch in stretches]
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
-    return min(one.start_ns or 0 for one in part), max(one.end_ns or 0 for one in part)
+    return min(trace.start_ns or 0 for trace in part), max(trace.end_ns or 0 for trace in part)
 
 
 def _in_order(part: Iterable[_Trace]) -> _Part:
-    return sorted(part, key=lambda one: one.index)
+    return sorted(part, key=lambda trace: trace.index)
 
 
 def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     """Parts joined where they overlap, or lie no farther apart than the limit."""
-    found: list[_Part] = []
+    joined: list[_Part] = []
     last_ns = 0
     for part in sorted(parts, key=lambda part: (_span_ns(part), part[0].index)):
         start_ns, end_ns = _span_ns(part)
-        if found and start_ns - last_ns <= limit_ns:
-            found[-1] += part
+        if joined and start_ns - last_ns <= limit_ns:
+            joined[-1] += part
         else:
-            found.append(list(part))
+            joined.append(list(part))
         last_ns = max(last_ns, end_ns)
-    return [_in_order(one) for one in found]
+    return [_in_order(part) for part in joined]
 
 
 def _are_later_windows(earlier: _Part, later: _Part) -> bool:
     """Whether all are of processes that were traced before, with later steps."""
-    known = [
-        (one.process, one.last_step)
-        for one in earlier
-        if one.process is not None and one.last_step is not None
+    last_steps = [
+        (trace.process, trace.last_step)
+        for trace in earlier
+        if trace.process is not None and trace.last_step is not None
     ]
-    last_step = dict(sorted(known, key=lambda pair: pair[1]))
+    last_step = dict(sorted(last_steps, key=lambda pair: pair[1]))
     return all(
-        one.process in last_step
-        and one.first_step is not None
-        and one.first_step > last_step[one.process]
-        for one in later
+        trace.process in last_step
+        and trace.first_step is not None
+        and trace.first_step > last_step[trace.process]
+        for trace in later
     )
 
 
@@ -271,20 +276,22 @@ def _is_one_job(part: _Part) -> bool:
     """Whether each rank is there once, or several times as windows of one process with steps of
     different numbers.
     """
-    by_time = sorted(part, key=lambda one: (one.start_ns or 0, one.first_step or 0))
-    by_rank = grouped((one.rank, one) for one in by_time).values()
-    return all(
-        _are_later_windows([one], [other]) for own in by_rank for one, other in pairwise(own)
-    )
+    by_time = sorted(part, key=lambda trace: (trace.start_ns or 0, trace.first_step or 0))
+    by_rank = grouped((trace.rank, trace) for trace in by_time).values()
+    neighbours = chain.from_iterable(map(pairwise, by_rank))
+    return all(_are_later_windows([earlier], [later]) for earlier, later in neighbours)
 
 
 def _by_folder(part: _Part, depth: int = 1) -> list[_Part]:
     """By the folders that hold them, as few levels deep as make ranks differ."""
-    deepest = max(len(Path(one.folder).parts) for one in part)
+    deepest = max(len(Path(trace.folder).parts) for trace in part)
     if _is_one_job(part) or depth > deepest:
         return [part]
-    inside = grouped((Path(one.folder).parts[:depth], one) for one in part)
-    return [piece for own in inside.values() for piece in _by_folder(own, depth + 1)]
+    inside = grouped((Path(trace.folder).parts[:depth], trace) for trace in part)
+    pieces = []
+    for within in inside.values():
+        pieces += _by_folder(within, depth + 1)
+    return pieces
 
 
 def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace, _Part]]]:
@@ -295,7 +302,7 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
     jobs, strays = [], []
     for part in parts:
         around = next(
-            (job for job in several if any(one.folder == part[0].folder for one in job)), None
+            (job for job in several if any(trace.folder == part[0].folder for trace in job)), None
         )
         if len(part) == 1 and around is not None:
             strays.append((part[0], around))
@@ -310,7 +317,7 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
     """
     if len(jobs) == 1:
         return {"": jobs[0]}
-    folders = [os.path.commonpath([one.folder for one in job]) for job in jobs]
+    folders = [os.path.commonpath([trace.folder for trace in job]) for job in jobs]
     top = os.path.commonpath(folders)
     names: list[str] = []
     numbers: Counter[str] = Counter()
@@ -318,8 +325,8 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
         name = os.path.relpath(folder, top)
         if folders.count(folder) > 1:
             numbers[folder] += 1
-            own_name = Path(job[0].source).name if len(job) == 1 else f"job {numbers[folder]}"
-            name = os.path.normpath(os.path.join(name, own_name))
+            last = Path(job[0].source).name if len(job) == 1 else f"job {numbers[folder]}"
+            name = os.path.normpath(os.path.join(name, last))
         names.append(name)
     named = dict(zip(distinct_names(names), jobs, strict=True))
     return {name: named[name] for name in sorted(named, key=lambda name: natural_order(Path(name)))}
@@ -331,14 +338,13 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     >>> distinct_names(["host1", "host1", "host1 (2)"])
     ['host1', 'host1 (3)', 'host1 (2)']
     """
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
-        if name in found:
-            name = next(
-                one for number in count(2) if (one := f"{name} ({number})") not in {*names, *found}
-            )
-        found.append(name)
-    return found
+        if name in distinct:
+            numbered = (f"{name} ({number})" for number in count(2))
+            name = next(text for text in numbered if text not in {*names, *distinct})
+        distinct.append(name)
+    return distinct
 
 
 def _joined(values: Iterable[object]) -> str:
@@ -346,4 +352,4 @@ def _joined(values: Iterable[object]) -> str:
 
 
 def _files(part: _Part) -> str:
-    return listed([Path(one.source).name for one in part], _NAMED_FILES)
+    return listed([Path(trace.source).name for trace in part], _NAMED_FILES)
