@@ -6,14 +6,22 @@ import importlib
 import pytest
 
 from tests.helpers.paths import ROOT
+from tests.helpers.torch_files import imports_torch
 
 FOLDERS = ("profiling", "launch", "analysis")
-MODULES = sorted(
-    ".".join(("dpscope", *path.relative_to(ROOT).with_suffix("").parts))
+FILES = sorted(
+    path
     for folder in FOLDERS
     for path in (ROOT / folder).rglob("*.py")
     if ">>> " in path.read_text()
 )
+MODULES = [
+    pytest.param(
+        ".".join(("dpscope", *path.relative_to(ROOT).with_suffix("").parts)),
+        marks=[pytest.mark.long] if imports_torch(path) else [],
+    )
+    for path in FILES
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

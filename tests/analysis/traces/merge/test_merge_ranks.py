@@ -61,6 +61,22 @@ def processes(trace: dict[str, Any]) -> dict[int, str]:
     }
 
 
+def in_order(trace: dict[str, Any]) -> list[str]:
+    """The processes' names as a viewer sorts them."""
+    order = {
+        one["pid"]: one["args"]["sort_index"]
+        for one in trace["traceEvents"]
+        if one["name"] == "process_sort_index"
+    }
+    names = processes(trace)
+    return [names[process] for process in sorted(order, key=order.__getitem__)]
+
+
+def test_each_rank_stands_under_the_one_before_with_its_host_on_top(v100: Merged) -> None:
+    parts = [("CPU", f"GPU {rank}", "profiler") for rank in range(8)]
+    assert in_order(v100[0]) == [f"rank {rank} {x}" for rank, of in enumerate(parts) for x in of]
+
+
 def added(trace: dict[str, Any], track: str) -> dict[str, list[Event]]:
     """The events of an added track, its further lanes among them, by the name of its process."""
     events, names = trace["traceEvents"], processes(trace)

@@ -1,0 +1,19 @@
+"""Speedups of one device count, drawn from step times made by hand."""
+
+from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.figures.scaling import draw_scaling
+from dpscope.profiling.records.run import Cell
+from tests.helpers.known import known
+from tests.helpers.run_cells import run_of, timed_cell
+
+
+def test_a_bar_for_each_strategy_with_its_speedup_and_efficiency() -> None:
+    """1000 us alone, 1250 us under DDP and 2000 us under DP on two devices."""
+    cells = (
+        timed_cell(Cell(strategy="single", devices=1, batch_size=8), 1000.0, 1000.0),
+        timed_cell(Cell(strategy="ddp", devices=2, batch_size=8), 1250.0, 1250.0),
+        timed_cell(Cell(strategy="dp", devices=2, batch_size=8), 2000.0, 2000.0),
+    )
+    (axes,) = known(draw_scaling(compare(run_of(*cells)))).axes
+    assert {text.get_text() for text in axes.texts} == {"1.6x, 80.0%", "1x, 50.0%"}
+    assert {bar.get_width() for bar in axes.patches} == {1.6, 1.0}  # type: ignore[attr-defined]
