@@ -8,10 +8,13 @@ import pytest
 import torch  # noqa: F401 (its first import starts a process, which these tests may not)
 from rich.console import Console
 
+from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.measuring.run import plan_run, run_sweep
+from dpscope.launch.planning import cells, manifest
 from dpscope.launch.planning.manifest import commit_findings, host_findings, new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.profiling.records.run import CellResult, Commit
+from dpscope.launch.workload.model_size import CIFAR_RESNET, SIZES
+from dpscope.profiling.records.run import Cell, CellResult, Commit
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -33,6 +36,32 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     result = CellResult(cell=planned.cell, repeat=0, status="ok", duration_s=1.0)
     write_json(run.repeat(planned.cell, 0).result_path, result)
     return run
+
+
+@pytest.mark.parametrize(
+    ("cell", "steps", "step_s", "traced_steps_of_all"),
+    [
+        # of 4 images 0.01 + 0.09 + 4 x 0.026 s, ten timed ones and 3 + 6 under the profiler
+        (Cell(strategy="single", devices=1, batch_size=4), 10 + 9, 0.204, 4),
+        # two processes take turns on one core and reduce in 0.01 + 0.14 s; traced and counted
+        (Cell(strategy="ddp", devices=2, batch_size=4), 10 + 2 * 9, 2 * 0.204 + 0.15, 2 * 2 * 4),
+    ],
+)
+def test_the_estimate_of_a_cell_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+    cell: Cell,
+    steps: int,
+    step_s: float,
+    traced_steps_of_all: int,
+) -> None:
+    for module in (manifest, cells):
+        monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    counts = {"strategy": "single,ddp", "devices": "1,2", "warmup": 6, "traced_steps": 3}
+    devices = Devices(kind="cpu", count=None)
+    config = cells.resolve(load_config(None, {**TINY, **counts}), devices)
+    estimate = manifest.estimate_cell(cell, config, "cpu", SIZES[CIFAR_RESNET])
+    assert estimate.duration_s == pytest.approx(6.5 + steps * step_s)
+    assert estimate.bytes == traced_steps_of_all * 110_000 + 20_000
 
 
 def resume(run: RunFolder) -> None:
