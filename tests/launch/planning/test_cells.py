@@ -34,6 +34,13 @@ def names(machine: Devices, text: str, nodes: int = 1) -> list[str]:
     ]
 
 
+def test_global_default_batches_are_raised_to_what_every_count_divides() -> None:
+    """128 and 512 on a GPU: the next multiples of 3."""
+    text = "scaling=strong devices=1,3 strategy=single,ddp"
+    resolved = resolve(load_config(None, given(text)), FOUR_GPUS)
+    assert resolved.matrix.batch_sizes == (129, 513)
+
+
 def test_what_is_resolved_keeps_every_other_setting() -> None:
     flags = {
         "link": "100Gb/s",
