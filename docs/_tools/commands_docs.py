@@ -29,10 +29,6 @@ signal's number, 130 after Ctrl-C. `--config FILE` reads the settings of `run` a
 file, under the options' names with `_` or `-`: `batch_size = "32,128"`. `-h` is `--help`. `dpscope --install-completion` sets up
 completion in your shell.
 """
-_WORTH_A_LINK = 3
-"""So many options that an earlier command explains are a line with a link to it; fewer are
-explained again.
-"""
 _TYPES = {bool: "", int: "whole number", float: "number", str: "text", Path: "path"}
 
 
@@ -120,21 +116,13 @@ def _section(command: str, earlier: dict[str, str]) -> str:
     shared: dict[str, list[str]] = {}
     for row, name in rows.items():
         shared.setdefault(earlier.setdefault(row, command), []).append(name)
-    linked = {
-        other: its
-        for other, its in shared.items()
-        if other != command and len(its) >= _WORTH_A_LINK
-    }
-    shown = [row for row in rows if earlier[row] not in linked]
-    lines = [f"\n## {command}", _wrapped(f"`{usage}`: {COMMANDS[command]}")]
-    lines += (
-        ["", "| option | takes | default | |", "| --- | --- | --- | --- |", *shown] if shown else []
-    )
-    lines += [
-        _wrapped(f"\nAs for [{other}](#{other}): {', '.join(its)}.")
-        for other, its in linked.items()
-    ]
-    return "\n".join(lines) + "\n"
+    linked = {other: its for other, its in shared.items() if other != command}
+    shown = [row for row in rows if earlier[row] == command]
+    as_for = [f"As for [{other}](#{other}): {', '.join(its)}." for other, its in linked.items()]
+    usage = _wrapped(" ".join([f"`{usage}`: {COMMANDS[command]}", *as_for]))
+    heading = "\n| option | takes | default | |\n| --- | --- | --- | --- |"
+    table = [heading, *shown] if shown else []
+    return "\n".join([f"\n## {command}", usage, *table]) + "\n"
 
 
 def _wrapped(text: str) -> str:
