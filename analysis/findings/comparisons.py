@@ -14,7 +14,7 @@ from dpscope.analysis.stats.samples import (
     missing_evidence,
     verdict,
 )
-from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_change
+from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_changes
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
@@ -101,11 +101,13 @@ def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
 def _advice(gap: StrategyGap) -> str:
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
-    difference = f"{gap.dp_label}'s median step minus DDP's is {show_change(gap.gap_us)}"
+    times_us = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
+    known = {name: time_us for name, time_us in times_us.items() if time_us is not None}
+    whole, *changes = show_changes([gap.gap_us, *known.values()])
+    difference = f"{gap.dp_label}'s median step minus DDP's is {whole}"
     if not gap.explained:
         return f"{difference}; tracing changed the timing too much to explain it"
-    values = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
-    parts = [f"{name} {show_change(us)}" for name, us in values.items() if us is not None]
+    parts = [f"{name} {change}" for name, change in zip(known, changes, strict=True)]
     return f"{difference}: {', '.join(parts)}; look at {_PARTS[gap.largest_part]} first"
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from dpscope.analysis.runs.class_change import ClassChange, PartChange
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_change, show_share, show_time
+from dpscope.analysis.text.units import show_changes, show_share
 from dpscope.profiling.records.finding import grouped
 
 MOST_ROWS = 12  # classes in a table
@@ -38,13 +38,14 @@ def sentence_of(step: StepChange) -> str:
     named.sort(key=lambda one: -abs(one.change_us))
     least_us = _LEAST_NAMED * sum(abs(one.change_us) for one in named)
     chosen = [one for one in named[:_MOST_NAMED] if abs(one.change_us) > least_us]
-    texts = [f"{show_change(one.change_us)} {one.words}" for one in chosen]
     if len(named) > len(chosen):
         other_us = step.change_us - sum(one.change_us for one in chosen)
-        texts.append(f"{show_change(other_us)} other")
+        chosen.append(_Named(other_us, "other"))
+    changes = show_changes([step.change_us, *(one.change_us for one in chosen)])
+    texts = [f"{change} {one.words}" for change, one in zip(changes[1:], chosen, strict=True)]
     direction = "longer" if step.change_us >= 0 else "shorter"
     share = show_share(abs(step.change_us) / step.before_us)
-    change = f"{show_time(abs(step.change_us))} {direction} ({share})"
+    change = f"{changes[0].lstrip('+-')} {direction} ({share})"
     return f"{step.cell}: traced step {change}: {', '.join(texts)}."
 
 

@@ -24,12 +24,15 @@ from typing import Any
 from isal import igzip, igzip_lib
 from matplotlib.figure import Figure
 
+from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.cells.view import REGISTERED
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS
 from dpscope.analysis.report.training_report import training_markdown
+from dpscope.analysis.text.units import Unit
 from dpscope.analysis.traces.merge.kineto_files import kineto_files
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.readers import find_traces
@@ -80,7 +83,8 @@ DISTRIBUTED_VIEW = (
     "numbers."
 )
 """What the view cannot show as the report does, for TensorBoard's Text page."""
-LEDGER_TAG = "comparison.csv"  # the group of its columns that HParams shows, in stored units
+_UNITS = {"time": Unit("ms", 1e3, 3), "share": Unit("%", 0.01, 1)}
+"""Of HParams' columns, by quantity; others have the stored unit."""
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
 
@@ -134,22 +138,32 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
         trained = training_sessions(training) if training else []
         log.experiment(
             _values([*sessions.values(), *trained]),
-            [*(f"{LEDGER_TAG}/{name}" for name in columns), *(TRAINING_METRICS if trained else ())],
+            [*(metric(name) for name in columns), *(TRAINING_METRICS if trained else ())],
         )
         log.text("comparison", render_markdown(report))
         log.text("distributed_view", DISTRIBUTED_VIEW)
         _add_figures(log, report.figures)
     for data in measured:
         row = report.comparison.rows[data.name]
-        known = {
-            f"{LEDGER_TAG}/{name}": value
-            for name in columns
-            if (value := row.number(name)) is not None
-        }
+        metrics = {metric(name): shown_value(row, name) for name in columns}
+        known = {tag: value for tag, value in metrics.items() if value is not None}
         _write_cell(report, data, folder / data.name, sessions[data.name], known)
     if training:
         write_missing_events(training)
     return folder
+
+
+def metric(column: str) -> str:
+    """A column's tag, by its heading and unit, such as ``report/traced step [ms]``."""
+    declared = REGISTERED[column]
+    unit = _UNITS.get(declared.quantity)
+    return f"report/{declared.heading}" + (f" [{unit.label}]" if unit else "")
+
+
+def shown_value(row: CellRow, column: str) -> float | None:
+    """A cell's value in the unit of its tag."""
+    value, unit = row.number(column), _UNITS.get(REGISTERED[column].quantity)
+    return value if unit is None or value is None else value / unit.divisor
 
 
 def export_trainings(data: TrainingData) -> Path:
@@ -231,7 +245,7 @@ def _write_steps(log: EventLog, data: Job) -> None:
     repeats = sorted(set(timed["repeat"].tolist()))
     for repeat, steps_us in zip(repeats, data.step_samples(), strict=True):
         for step, step_us in enumerate(steps_us):
-            log.scalar(f"timed_step_us/repeat{repeat}", float(step_us), step)
+            log.scalar(f"timed step [ms]/repeat {repeat}", float(step_us) / 1e3, step)
 
 
 def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:

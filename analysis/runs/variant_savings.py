@@ -16,7 +16,7 @@ from dpscope.analysis.stats.samples import (
     ratio_estimate,
     verdict,
 )
-from dpscope.analysis.text.units import show_change
+from dpscope.analysis.text.units import show_changes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -128,9 +128,13 @@ def _finding(saving: VariantSaving) -> Finding:
         actions["above"] = "compare DP with the cell without overlap: DP does not overlap either"
         actions["below"] = "try --overlap off or larger buckets (--bucket-mb)"
     interval = "no interval"
+    changes_us = [-saved.value]
     if saved.low is not None and saved.high is not None:
-        interval = f"95% interval {show_change(-saved.high)} to {show_change(-saved.low)}"
-    change = f"{show_change(-saved.value)}, {-share.value:+.1%}"
+        changes_us += [-saved.high, -saved.low]
+    change, *ends = show_changes(changes_us)
+    if ends:
+        interval = f"95% interval {' to '.join(ends)}"
+    change = f"{change}, {-share.value:+.1%}"
     steps = counted(saved.count, "step")
     return RunCode.VARIANT_SAVES.finding(
         f"with {saving.what} a step changes by {change} ({interval}, {steps}): {_SAVINGS[shown]}",

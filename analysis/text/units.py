@@ -128,9 +128,16 @@ def with_article(number: str) -> str:
     return f"{'an' if spoken.startswith('8') or spoken.partition(',')[0] in ('11', '18') else 'a'} {number}"
 
 
-def show_change(microseconds: float) -> str:
-    """A time with its sign and unit, such as ``+12.3 ms``."""
-    return f"{'+' if microseconds >= 0 else '-'}{show_time(abs(microseconds))}"
+def show_changes(times_us: Sequence[float]) -> list[str]:
+    """Times of one sentence with their signs, in the unit of the largest.
+
+    >>> show_changes([5200.0, -173.1, 0.0])
+    ['+5.20 ms', '-0.17 ms', '+0.00 ms']
+    """
+    unit = choose_unit("time", [max(map(abs, times_us), default=0.0)])
+    shown = [show(abs(time_us), unit) for time_us in times_us]
+    signs = ["+" if time_us >= 0 else "-" for time_us in times_us]
+    return [f"{sign}{size} {unit.label}" for sign, size in zip(signs, shown, strict=True)]
 
 
 def show_bytes(size: float | None) -> str:

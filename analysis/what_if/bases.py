@@ -57,7 +57,7 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
         gamma,
         low,
         high,
-        f"communication slows the compute next to it {ratio:.2f}x ({interval})",
+        f"compute next to communication takes {ratio:.2f}x as long as alone ({interval})",
     )
 
 

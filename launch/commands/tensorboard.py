@@ -46,7 +46,10 @@ def tensorboard(
     from dpscope.analysis.output.tensorboard import write_tensorboard
 
     folder = write_tensorboard(paths, stated, out)
-    console.print("Starting TensorBoard ...", highlight=False)
+    console.print(
+        "Starting TensorBoard, which takes seconds, on a busy machine up to a minute ...",
+        highlight=False,
+    )
 
     def announce(address: str) -> None:
         console.print(

@@ -12,6 +12,7 @@ from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.event_table import BoolColumn
 from dpscope.analysis.traces.reading.table import Table
+from dpscope.profiling.records.short_repr import short_repr
 
 STEP_PARTS = {
     "compute": "compute", "exposed_wait": "wait", "exposed_transfer": "transfer", "exposed_other": "other", "idle": "idle",
@@ -42,6 +43,8 @@ class Ledger:
     could not be split, and all of it is `exposed_other_us`. untraced step = traced_step_us +
     tracer_us; compute_us = compute of one device at the same batch + slowdown_us.
     """
+
+    __repr__ = short_repr
 
     traced_step_us: float
     compute_us: float | None

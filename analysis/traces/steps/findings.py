@@ -206,11 +206,11 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
         return
     collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
     events = "device event" if on_device else "communication range"
-    during, in_none = int(attribution.by_time.sum()), int(outside.sum())
+    during = int(attribution.by_time.sum())
+    counted_there = f"; {during} count in the step in which they ran (by_time_us)" if during else ""
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
         f"{counted(int(either.sum()), events)} launched in no traced step "
-        f"({own_us:,.1f} µs, {collectives} of them collectives): {during} count in the step during "
-        f"which they ran (by_time_us), {in_none} in none",
+        f"({own_us:,.1f} µs, {collectives} of them collectives){counted_there}",
         about=str(attribution.trace.source),
     )
 

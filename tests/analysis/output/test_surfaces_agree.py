@@ -21,10 +21,10 @@ from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.output.analyze import Targets, print_summary
 from dpscope.analysis.output.analyzed import Analysis
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.output.tensorboard import LEDGER_TAG, export_tensorboard
+from dpscope.analysis.output.tensorboard import export_tensorboard, metric
 from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
 from dpscope.analysis.report.build import Report, make_page, make_report, render_markdown
-from dpscope.analysis.report.comparison_tables import comparison_csv
+from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS, comparison_csv
 from dpscope.analysis.report.page import render_page
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.terminal import print_table
@@ -163,9 +163,11 @@ def test_hundreds_of_values_are_the_same_on_every_surface(tmp_path: Path) -> Non
             assert in_json[cell][name] == pytest.approx(number, abs=1e-6, rel=1e-5), (cell, name)
             assert float(in_frame.loc[cell, name]) == pytest.approx(number), (cell, name)
             compared += 3
-            tag = f"{LEDGER_TAG}/{name}"
-            if tag in tags:
-                assert on_board.Scalars(tag)[0].value == pytest.approx(number, rel=1e-6), tag
+            if name in FIRST_COLUMNS and (tag := metric(name)) in tags:
+                # milliseconds and percent, of which other views have microseconds and shares
+                factor = {"ms]": 1e-3, "%]": 100.0}.get(tag.rpartition("[")[2], 1.0)
+                expected = pytest.approx(number * factor, rel=1e-6)
+                assert on_board.Scalars(tag)[0].value == expected, tag
                 compared += 1
     assert compared >= 200
     page = plain(render_page(make_page(report, {})))

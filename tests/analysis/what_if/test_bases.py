@@ -61,8 +61,9 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
         for found in (measured, unknown)
     )
     assert one.step_us == pytest.approx((without.step_us or 0.0) - 2)
-    assert "communication slows the compute next to it 1.25x (1.00 to 2.00, measured)" in str(
-        one.rests_on
+    assert (
+        "compute next to communication takes 1.25x as long as alone (1.00 to 2.00, measured)"
+        in str(one.rests_on)
     )
     assert "compute next to it" not in str(without.rests_on)
 
