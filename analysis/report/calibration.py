@@ -48,6 +48,36 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     return fitted, path
 
 
+_UNRELIABLE = 0.5  # of a predicted time: a larger error
+
+
+def calibration_answers(calibration: Calibration) -> list[str]:
+    """What is printed above the tables: the rate at the largest size of each collective, and whose
+    predictions are not reliable.
+    """
+    groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
+    rates = []
+    for (collective, devices), points in groups.items():
+        largest = max(points, key=attrgetter("size_bytes"))
+        factor = _factor(largest, calibration.backend)
+        if factor is not None:
+            rate = _rate(largest.size_bytes / _median_us(largest) / 1e3 * factor)
+            size = show_bytes(largest.size_bytes)
+            rates.append(f"{collective} on {devices} devices {rate} GB/s ({size})")
+    lines = [f"Bus bandwidth at the largest size: {', '.join(rates)}."] if rates else []
+    errors = [
+        f"{fit.collective} on {_devices(fit)} devices {fit.prediction_relative_error:.0%}"
+        for fit in calibration.fits
+        if fit.statistic == "slowest" and (fit.prediction_relative_error or 0.0) > _UNRELIABLE
+    ]
+    if errors:
+        lines.append(
+            f"NOISY: sizes predicted from the others are off by up to {', '.join(errors)}: close other "
+            "programs, or raise --iterations, and calibrate again."
+        )
+    return lines
+
+
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
     """A table with nccl-tests' columns per collective and device count, the fits, and their
     errors.

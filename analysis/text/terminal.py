@@ -4,6 +4,7 @@ than it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +94,18 @@ def open_in_browser(page: Path) -> None:
 
 
 def print_tables(tables: Sequence[TextTable], output_format: str, console: Console) -> None:
-    """Print tables on the terminal, at the end why values are missing; or as text in a format for
-    other programs.
+    """Print tables on the terminal, a note that several have below the first of them, at the end why
+    values are missing; or as text in a format for other programs.
     """
     if output_format != "table":
         for table in tables:
             write_out(render(table, output_format) + "\n")
         return
+    above: set[str] = set()
     for table in tables:
-        print_table(console, table)
+        notes = tuple(note for note in table.notes if note not in above)
+        above.update(notes)
+        print_table(console, replace(table, notes=notes))
     unknown = [one for table in tables for one in table.unknown]
     print_missing(console, reasons(unknown, MOST_HEADINGS))
 

@@ -73,9 +73,13 @@ def calibrate(request: CalibrateRequest) -> None:
     stated = options.read_link(request.link)
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
     from dpscope.analysis.costs.node_rates import rate_between, rate_within
-    from dpscope.analysis.report.calibration import calibration_tables, save_calibration
+    from dpscope.analysis.report.calibration import (
+        calibration_answers,
+        calibration_tables,
+        save_calibration,
+    )
     from dpscope.analysis.report.nccl_tables import calibration_chapter
-    from dpscope.analysis.text.terminal import print_findings, print_table
+    from dpscope.analysis.text.terminal import print_findings, print_sentences, print_tables
     from dpscope.launch.jobs.out_folder import check_calibration_place
     from dpscope.launch.measuring.calibration_run import run_calibration
     from dpscope.launch.measuring.calibration_settings import calibration_settings
@@ -106,8 +110,8 @@ def calibrate(request: CalibrateRequest) -> None:
             measured = run_calibration(settings, console, stated, starter, folder)
             starter.dismiss(0)
     fitted, path = save_calibration(measured, out)
-    for table in calibration_tables(fitted):
-        print_table(console, table)
+    print_sentences(console, calibration_answers(fitted))
+    print_tables(calibration_tables(fitted), "table", console)
     if (between := rate_between(fitted)) is not None:
         within = rate_within(fitted) or "not timed"
         console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)

@@ -13,11 +13,11 @@ from dpscope.analysis.costs.calibration_fit import (
     fit_collective,
     predict_us,
 )
-from dpscope.analysis.report.calibration import calibration_tables
+from dpscope.analysis.report.calibration import calibration_answers, calibration_tables
 from dpscope.profiling.records.calibration import CalibrationPoint, CollectiveFit
 from tests.helpers.known import known
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import calibration
+from tests.helpers.run_cells import calibration, fitted, timed
 
 LOGS = DATA / "nccl_tests"
 SIZES = [4096 << step for step in range(15)]  # 4 KiB to 64 MiB
@@ -61,6 +61,19 @@ def test_a_fit_that_is_missing_has_a_reason() -> None:
     ]
     assert three[-1].rows == (("all_reduce", "2", "3", "0.0", "0.0", "NA"),)
     assert three[-1].notes[-1].endswith("; NA: fewer than 5 sizes")
+
+
+def test_rates_and_unreliable_fits_stand_above_the_tables() -> None:
+    """1 MB in 500 us are 2 GB/s, the bus bandwidth of 2 ranks."""
+    sure = fitted(timed(2, 0.0, 2.0, [1000, 10_000, 100_000, 1_000_000]))
+    assert calibration_answers(sure) == [
+        "Bus bandwidth at the largest size: all_reduce on 2 devices 2.00 GB/s (1.00 MB)."
+    ]
+    (fit,) = (one for one in sure.fits if one.statistic == "slowest")
+    unsure = msgspec.structs.replace(fit, prediction_relative_error=3.456)
+    _, noisy = calibration_answers(msgspec.structs.replace(sure, fits=(unsure,)))
+    assert noisy.startswith("NOISY: sizes predicted from the others are off by up to")
+    assert "all_reduce on 2 devices 346%" in noisy
 
 
 def test_two_lines_and_their_breakpoint_are_found_again() -> None:

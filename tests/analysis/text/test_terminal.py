@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.text.terminal import print_findings, print_table, print_tables
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -34,3 +34,16 @@ def test_no_line_ends_in_blanks() -> None:
         assert [line for line in plain.splitlines() if line != line.rstrip()] == []
         assert " ".join(plain.split()).count("a note that is long") == 6
         assert "22.0" in plain
+
+
+def test_a_note_of_several_tables_stands_below_the_first_of_them() -> None:
+    tables = [
+        TextTable(title, ("cell", "step"), (("a", "1"),), notes)
+        for title, notes in (("first", ("shared",)), ("second", ("shared", "of the second alone")))
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    print_tables(tables, "table", console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert shown.count("shared") == 1
+    assert shown.index("shared") < shown.index("second") < shown.index("of the second alone")
