@@ -101,14 +101,18 @@ def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
 def _advice(gap: StrategyGap) -> str:
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
+    # all times of the sentence have one unit
     times_us = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
     known = {name: time_us for name, time_us in times_us.items() if time_us is not None}
     whole, *changes = show_changes([gap.gap_us, *known.values()])
+
     difference = f"{gap.dp_label}'s median step minus DDP's is {whole}"
     if not gap.explained:
         return f"{difference}; tracing changed the timing too much to explain it"
-    parts = [f"{name} {change}" for name, change in zip(known, changes, strict=True)]
-    return f"{difference}: {', '.join(parts)}; look at {_PARTS[gap.largest_part]} first"
+    named = zip(known, changes, strict=True)
+    parts = ", ".join(f"{name} {change}" for name, change in named)
+    first = _PARTS[gap.largest_part]
+    return f"{difference}: {parts}; look at {first} first"
 
 
 def gap_sentence(gap: StrategyGap) -> str:

@@ -83,7 +83,11 @@ DISTRIBUTED_VIEW = (
     "numbers."
 )
 """What the view cannot show as the report does, for TensorBoard's Text page."""
-_UNITS = {"time": Unit("ms", 1e3, 3), "share": Unit("%", 0.01, 1)}
+_UNITS = {
+    # as on every screen
+    "time": Unit("ms", 1e3, 3),
+    "share": Unit("%", 0.01, 1),
+}
 """Of HParams' columns, by quantity; others have the stored unit."""
 TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
 """Tags that HParams shows next to a training's settings, each at its last epoch."""
@@ -146,6 +150,7 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     for data in measured:
         row = report.comparison.rows[data.name]
         metrics = {metric(name): shown_value(row, name) for name in columns}
+        # HParams shows nothing for a metric without a value
         known = {tag: value for tag, value in metrics.items() if value is not None}
         _write_cell(report, data, folder / data.name, sessions[data.name], known)
     if training:
@@ -157,13 +162,18 @@ def metric(column: str) -> str:
     """A column's tag, by its heading and unit, such as ``report/traced step [ms]``."""
     declared = REGISTERED[column]
     unit = _UNITS.get(declared.quantity)
-    return f"report/{declared.heading}" + (f" [{unit.label}]" if unit else "")
+    label = f" [{unit.label}]" if unit else ""
+    return f"report/{declared.heading}{label}"
 
 
 def shown_value(row: CellRow, column: str) -> float | None:
     """A cell's value in the unit of its tag."""
-    value, unit = row.number(column), _UNITS.get(REGISTERED[column].quantity)
-    return value if unit is None or value is None else value / unit.divisor
+    value = row.number(column)
+    quantity = REGISTERED[column].quantity
+    unit = _UNITS.get(quantity)
+    if unit is None or value is None:
+        return value
+    return value / unit.divisor
 
 
 def export_trainings(data: TrainingData) -> Path:
@@ -245,7 +255,8 @@ def _write_steps(log: EventLog, data: Job) -> None:
     repeats = sorted(set(timed["repeat"].tolist()))
     for repeat, steps_us in zip(repeats, data.step_samples(), strict=True):
         for step, step_us in enumerate(steps_us):
-            log.scalar(f"timed step [ms]/repeat {repeat}", float(step_us) / 1e3, step)
+            step_ms = float(step_us) / 1e3
+            log.scalar(f"timed step [ms]/repeat {repeat}", step_ms, step)
 
 
 def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:

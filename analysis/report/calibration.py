@@ -58,22 +58,31 @@ def calibration_answers(calibration: Calibration) -> list[str]:
     groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
     rates = []
     for (collective, devices), points in groups.items():
+        # small messages show latency, not the link
         largest = max(points, key=attrgetter("size_bytes"))
         factor = _factor(largest, calibration.backend)
-        if factor is not None:
-            rate = _rate(largest.size_bytes / _median_us(largest) / 1e3 * factor)
-            size = show_bytes(largest.size_bytes)
-            rates.append(f"{collective} on {devices} devices {rate} GB/s ({size})")
-    lines = [f"Bus bandwidth at the largest size: {', '.join(rates)}."] if rates else []
-    errors = [
-        f"{fit.collective} on {_devices(fit)} devices {fit.prediction_relative_error:.0%}"
-        for fit in calibration.fits
-        if fit.statistic == "slowest" and (fit.prediction_relative_error or 0.0) > _UNRELIABLE
-    ]
+        if factor is None:
+            continue  # nothing says how much of the bytes each link carries
+        time_us = _median_us(largest)
+        algorithm_gb_per_s = largest.size_bytes / time_us / 1e3
+        rate = _rate(algorithm_gb_per_s * factor)
+        size = show_bytes(largest.size_bytes)
+        rates.append(f"{collective} on {devices} devices {rate} GB/s ({size})")
+    lines = []
+    if rates:
+        lines.append(f"Bus bandwidth at the largest size: {', '.join(rates)}.")
+    errors = []
+    for fit in calibration.fits:
+        error = fit.prediction_relative_error
+        if fit.statistic != "slowest" or error is None:
+            continue
+        if error > _UNRELIABLE:
+            devices = _devices(fit)
+            errors.append(f"{fit.collective} on {devices} devices {error:.0%}")
     if errors:
         lines.append(
-            f"NOISY: sizes predicted from the others are off by up to {', '.join(errors)}: close other "
-            "programs, or raise --iterations, and calibrate again."
+            f"NOISY: sizes predicted from the others are off by up to {', '.join(errors)}: "
+            "close other programs, or raise --iterations, and calibrate again."
         )
     return lines
 

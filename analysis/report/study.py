@@ -90,7 +90,7 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
     return row
 
 
-def _times(count: int | None, value: float | None) -> float | None:
+def _times(count: float | None, value: float | None) -> float | None:
     return None if count is None or value is None else count * value
 
 

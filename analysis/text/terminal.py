@@ -101,10 +101,13 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
         for table in tables:
             write_out(render(table, output_format) + "\n")
         return
+    # several tables of one command share notes
     above: set[str] = set()
+
     for table in tables:
         notes = tuple(note for note in table.notes if note not in above)
         above.update(notes)
+
         print_table(console, replace(table, notes=notes))
     unknown = [one for table in tables for one in table.unknown]
     print_missing(console, reasons(unknown, MOST_HEADINGS))

@@ -133,11 +133,14 @@ def show_changes(times_us: Sequence[float]) -> list[str]:
 
     >>> show_changes([5200.0, -173.1, 0.0])
     ['+5.20 ms', '-0.17 ms', '+0.00 ms']
+    >>> show_changes([-173.1])
+    ['-173.1 µs']
     """
     unit = choose_unit("time", [max(map(abs, times_us), default=0.0)])
     shown = [show(abs(time_us), unit) for time_us in times_us]
     signs = ["+" if time_us >= 0 else "-" for time_us in times_us]
-    return [f"{sign}{size} {unit.label}" for sign, size in zip(signs, shown, strict=True)]
+    pairs = zip(signs, shown, strict=True)
+    return [f"{sign}{size} {unit.label}" for sign, size in pairs]
 
 
 def show_bytes(size: float | None) -> str:

@@ -245,6 +245,7 @@ def test_tensorboard_shows_the_reports_values(
         ("step", "step"),
         ("compute", "compute"),
         ("transfer", "exposed_transfer"),
+        ("wait", "exposed_wait"),
     ):
         shown_ms = metrics[f"report/{heading} [ms]"]
         assert shown_ms == pytest.approx(cell[f"{name}_us"] / 1e3, rel=1e-6, abs=1e-6), name

@@ -13,7 +13,8 @@ from dpscope.launch.measuring.run import plan_run, run_sweep
 from dpscope.launch.planning import cells, manifest
 from dpscope.launch.planning.manifest import commit_findings, host_findings, new_manifest
 from dpscope.launch.planning.run_config import load_config
-from dpscope.launch.workload.model_size import CIFAR_RESNET, SIZES
+from dpscope.launch.workload.data_files import CIFAR_RESNET
+from dpscope.launch.workload.model_size import SIZES
 from dpscope.profiling.records.run import Cell, CellResult, Commit
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json

@@ -55,9 +55,9 @@ def test_windows(rows: list[tuple[int, int]], start: int, end: int) -> None:
 
 @given(pairs)
 def test_pieces_belong_to_the_interval_that_began_first(rows: list[tuple[int, int]]) -> None:
-    starts, ends = np.array(rows, dtype=float).reshape(-1, 2).T
+    starts, ends = np.array(rows, dtype=np.float64).reshape(-1, 2).T
     pieces = intervals.Pieces(starts, ends, np.arange(len(rows)))
-    times = np.arange(SIZE) + 0.5
+    times = np.arange(SIZE, dtype=np.float64) + 0.5
     order = sorted(range(len(rows)), key=lambda row: rows[row][0])
     first = [next((row for row in order if starts[row] < t < ends[row]), -1) for t in times]
     assert pieces.row_at(times).tolist() == first
