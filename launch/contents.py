@@ -67,6 +67,20 @@ class _Contents(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does. Raises DpscopeError for an option that only commands have."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if option is None:
+                raise
+            from dpscope.profiling.store.errors import DpscopeError
+
+            raise DpscopeError(
+                f"{option}: dpscope has no such option before a command; see dpscope -h"
+            ) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer does. Raises DpscopeError for a word that is no command."""
         if args[0] not in COMMANDS:

@@ -12,8 +12,8 @@ _RESEMBLES = 0.75  # of option names, many of which share a word
 def no_command(word: str, known: Iterable[str]) -> DpscopeError:
     """The first word is none of the known commands."""
     near = nearest(word, known)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return DpscopeError(f"{word}: no such command; {meant}See dpscope -h")
+    see = f"did you mean {near[0]}? See" if near else "see"
+    return DpscopeError(f"{word}: no such command; {see} dpscope -h")
 
 
 def mistake_of(

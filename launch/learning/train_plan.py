@@ -51,6 +51,7 @@ from dpscope.profiling.records.training import (
     TrainConfig,
     TrainResult,
 )
+from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import RunFolder
@@ -61,6 +62,7 @@ TRAIN_SETTINGS = {
 }
 """Settings of a training; its workload's seed is one of `seeds`."""
 
+_DATA = ("digits", "cifar10", "fake")
 _DEFAULTS = {
     "data": "digits",
     "model": SMALL_RESNET,
@@ -83,12 +85,12 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     values = _DEFAULTS | ({} if _SCHEDULE.keys() & given.keys() else _SCHEDULE) | given
     # except for digits, loading takes long enough to have workers for it
     values.setdefault("workers", 0 if values["data"] == "digits" else Workload().workers)
+    if values["data"] not in _DATA:
+        raise DpscopeError(
+            f"{origins['data']} {values['data']}: {choose_from(values['data'], _DATA)}; one synthetic batch teaches nothing"
+        )
     workload = run_config.build(Workload, values, origins)
     matrix = run_config.build_matrix(values, origins, workload.amp)
-    if workload.data == "synthetic":
-        raise DpscopeError(
-            f"{origins['data']} synthetic: one random batch teaches nothing; train on digits, cifar10 or fake"
-        )
     if matrix.scaling == "both":
         raise DpscopeError(
             f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"

@@ -244,7 +244,7 @@ def check_model(name: str) -> None:
         )
         raise DpscopeError(
             f"--model {name}: no such model; {hint} name a torchvision classification model or your own "
-            "as package.module:function"
+            "as package.module:function, such as lenet:lenet5 in the folder examples"
         )
 
 

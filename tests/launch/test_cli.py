@@ -139,6 +139,10 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
         ("compare RUN TABLE", "a table of times to dpscope estimate"),
         ("estimate RUN", "a run folder is for dpscope analyze"),
         ("estimate", "TABLE is missing: CSV of epoch times"),
+        ("--foo", "--foo: dpscope has no such option before a command; see dpscope -h"),
+        ("foo", "foo: no such command; see dpscope -h"),
+        ("run --model lenet5", "such as lenet:lenet5 in the folder examples"),
+        ("train --data mnist", "--data mnist: choose from digits, cifar10, fake"),
         ("analyse RUN", "analyse: no such command; did you mean analyze?"),
         (
             "analyze RUN --fromat csv",

@@ -161,7 +161,7 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
         ({"learning_rate_scaling": "cubic"}, "cubic: unknown; choose from none, sqrt, linear"),
         (
             {"data": "synthetic"},
-            "--data synthetic: one random batch teaches nothing; train on digits, cifar10 or fake",
+            "--data synthetic: choose from digits, cifar10, fake; one synthetic batch teaches nothing",
         ),
         ({"scaling": "both"}, "--scaling both: a training reads its batch sizes in one way"),
         ({"batch_size": "32,128,..."}, "--batch-size with growth: name each size"),
