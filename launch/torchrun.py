@@ -63,7 +63,9 @@ def main() -> None:
     traceback.
     """
     for name in [
-        one for one in os.environ if one == "PET_STANDALONE" or one.startswith("PET_RDZV_")
+        variable
+        for variable in os.environ
+        if variable == "PET_STANDALONE" or variable.startswith("PET_RDZV_")
     ]:
         del os.environ[name]  # a launcher's defaults for options that are decided here
     parser = get_args_parser()

@@ -123,7 +123,7 @@ def ddp_schedule(
         """
         return beside_compute if time_us < last else 1.0
 
-    ready = [last + (one - last) / rate(one) for one in ready_us]
+    ready = [last + (at_us - last) / rate(at_us) for at_us in ready_us]
     times_us = run_collectives(ready, [0.0] * len(ready), cost_us, servers, slowdown)
     starts, ends = (
         [last + (real_us - last) * rate(real_us) for real_us in times] for times in times_us

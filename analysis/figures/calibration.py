@@ -208,8 +208,8 @@ def _trace_panel(
         sizes = rows.group("bytes", in_order=True)
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
         # bytes over the mean transfer, as in the tables
-        means = np.array([1 / np.mean(1 / one) for one in rates])
-        spread = [means - [one.min() for one in rates], [one.max() for one in rates] - means]
+        means = np.array([1 / np.mean(1 / rate) for rate in rates])
+        spread = [means - [rate.min() for rate in rates], [rate.max() for rate in rates] - means]
         axes.errorbar(
             rows["bytes"][sizes.first].astype(float),
             means,
@@ -249,15 +249,15 @@ def _calibrated_points(
     if calibrated is None:
         return
     points = [
-        one
-        for one in calibrated.points
-        if (one.collective, one.devices) == (kind, place.devices)
-        and sizes[0] <= one.size_bytes <= sizes[1]
+        point
+        for point in calibrated.points
+        if (point.collective, point.devices) == (kind, place.devices)
+        and sizes[0] <= point.size_bytes <= sizes[1]
     ]
     if not points:
         return
-    sizes_bytes = [one.size_bytes for one in points]
-    times_us = [float(median(one.shortest_us or one.times_us)) for one in points]
+    sizes_bytes = [point.size_bytes for point in points]
+    times_us = [float(median(point.shortest_us or point.times_us)) for point in points]
     axes.plot(
         sizes_bytes,
         _rates(carried_as, place.devices, sizes_bytes, times_us),

@@ -38,6 +38,6 @@ def efficiency_figure(
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
-    axes.set_xticks(ticks, labels=[str(one) for one in ticks])
+    axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     axes.margins(x=0.05)
     return drawn

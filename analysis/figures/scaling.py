@@ -66,8 +66,10 @@ def _measured(axes: Axes, series: ScalingSeries, marker: str, by_devices: bool) 
     speedups = [Estimate(1.0, 1.0, 1.0, 0), *(point.speedup for point in series.points)]
     devices = np.array([1, *(point.devices for point in series.points)], dtype=float)
     scale = 100 / devices if by_devices else np.ones(len(devices))
-    values = [one.value for one in speedups]
-    spread = whiskers(values, [one.low for one in speedups], [one.high for one in speedups])
+    values = [speedup.value for speedup in speedups]
+    spread = whiskers(
+        values, [speedup.low for speedup in speedups], [speedup.high for speedup in speedups]
+    )
     axes.errorbar(
         devices,
         np.array(values, dtype=float) * scale,
@@ -104,7 +106,7 @@ def _bars(comparison: Comparison, devices: int) -> Figure | None:
     axes.axvline(devices, color="black", linestyle=":", label=f"ideal: {devices}x, 100%")
     if (target := comparison.target_efficiency) is not None:
         axes.axvline(target * devices, label=TARGET, **_TARGET_LINE)
-    axes.set_yticks(range(len(comparison.scaling)), [one.label for one in comparison.scaling])
+    axes.set_yticks(range(len(comparison.scaling)), [scaled.label for scaled in comparison.scaling])
     axes.set_xlim(left=0)
     downwards(axes, f"speedup on {counted(devices, 'device')}")
     return figure
@@ -116,10 +118,10 @@ def _law(axes: Axes, series: ScalingSeries, by_devices: bool) -> None:
         return
     counts = np.arange(1, FARTHEST_FACTOR * series.fit.largest_devices + 1)
     predictions = [predicted_speedup(series.fit, int(count)).speedup for count in counts]
-    if any(one.value is None for one in predictions):
+    if any(prediction.value is None for prediction in predictions):
         return
     scale = 100 / counts if by_devices else np.ones(len(counts))
-    ends = [(one.value, one.low, one.high) for one in predictions]
+    ends = [(prediction.value, prediction.low, prediction.high) for prediction in predictions]
     values, low, high = np.array(ends, dtype=float).T * scale
     axes.plot(counts, values, color=COLOURS[series.strategy], linewidth=0.8, label=LAW)
     if not np.isnan((low, high)).any():

@@ -241,7 +241,7 @@ def waits(run: RunData) -> Figure | None:
     `wait_strip` instead.
     """
     matrices = {}
-    for data in (one for one in run.measured if 2 < one.processes <= MOST_WAIT_RANKS):
+    for data in (cell for cell in run.measured if 2 < cell.processes <= MOST_WAIT_RANKS):
         pairs = data.mean_waits
         pairs = pairs.take(pairs["exposed_wait_us"] > 0)
         if len(pairs):

@@ -206,7 +206,10 @@ def downwards(axes: "Axes", label: str) -> None:
     """
     axes.set_yticks(
         axes.get_yticks(),
-        [name_folded(one.get_text(), _LONGEST_NAME) for one in axes.get_yticklabels()],
+        [
+            name_folded(get_yticklabel.get_text(), _LONGEST_NAME)
+            for get_yticklabel in axes.get_yticklabels()
+        ],
     )
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

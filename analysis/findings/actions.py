@@ -135,8 +135,10 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
             f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}",
         )
     else:
-        second = [one for one in actions[1:2] if one.time_us >= _AS_MUCH * first.time_us]
-        lines = (first.line, *(one.line for one in second))
+        second = [
+            following for following in actions[1:2] if following.time_us >= _AS_MUCH * first.time_us
+        ]
+        lines = (first.line, *(following.line for following in second))
     return Next(Fact("next", "NEXT", lines, first.basis), first.part, first.time_us)
 
 

@@ -74,7 +74,7 @@ class Verdict:
         """The answer to one of QUESTIONS; None if there is none. Raises KeyError for another."""
         if question not in QUESTIONS:
             raise KeyError(f"{question}: choose from {', '.join(QUESTIONS)}")
-        return next((one for one in self.facts if one.question == question), None)
+        return next((known for known in self.facts if known.question == question), None)
 
     def record(self) -> dict[str, object]:
         """For JSON: the facts' lines, and the numbers behind them; of the ledger intervals as
@@ -91,8 +91,8 @@ class Verdict:
             }
         return {
             "setting": self.setting,
-            "limits": [asdict(one) for one in self.limits],
-            "facts": [asdict(one) for one in self.facts],
+            "limits": [asdict(limit) for limit in self.limits],
+            "facts": [asdict(fact) for fact in self.facts],
             **{name: getattr(self, name) for name in ("strategy", "cell", "part", "saves_us")},
             "late_rank": self.late.rank if self.late is not None else None,
             "late_share": self.late.share if self.late is not None else None,

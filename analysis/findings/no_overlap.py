@@ -176,7 +176,11 @@ def overlap_reasons(data: Job) -> list[OverlapReason]:
     much is hidden.
     """
     evidence = overlap_evidence(data)
-    return [] if evidence is None else sorted(_reasons(evidence), key=lambda one: -one.explains_us)
+    return (
+        []
+        if evidence is None
+        else sorted(_reasons(evidence), key=lambda reason: -reason.explains_us)
+    )
 
 
 def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:

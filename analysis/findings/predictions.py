@@ -55,16 +55,16 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
 
 def _lacking(predictions: Sequence[CollectivePrediction]) -> Iterator[Finding]:
     """What the calibration lacks to predict them all."""
-    lacking = [one for one in predictions if one.predicted_us is None]
+    lacking = [prediction for prediction in predictions if prediction.predicted_us is None]
     if not lacking:
         return
-    used = {one.kind for one in predictions}
-    ranks = {one.ranks for one in predictions}
+    used = {prediction.kind for prediction in predictions}
+    ranks = {prediction.ranks for prediction in predictions}
     kinds = ",".join(sorted(used))
     counts = ",".join(map(str, sorted(ranks)))
     command = f"dpscope calibrate --collectives {kinds} --devices {counts} --out"
-    reasons = dict.fromkeys(one.reason for one in lacking)
-    cells = dict.fromkeys(one.cell for one in lacking)
+    reasons = dict.fromkeys(collective.reason for collective in lacking)
+    cells = dict.fromkeys(collective.cell for collective in lacking)
     yield RunCode.CALIBRATION_INCOMPLETE.finding(
         f"exposed communication is not predicted: {'; '.join(reasons)}",
         f"calibrate all collectives that the run uses: {command} <this run's folder>",
@@ -77,7 +77,7 @@ def _lacking(predictions: Sequence[CollectivePrediction]) -> Iterator[Finding]:
 def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[str]:
     """Notes for the table of predictions: which cells are off, by how much, and why."""
     for row, off, single in cells_off(comparison):
-        of_single = [one.relative_error or 0.0 for one in single]
+        of_single = [collective.relative_error or 0.0 for collective in single]
         worst = max((*_errors(row, off), *of_single), key=abs)
         why = likely_reasons(row, off, of_single, shared_cores)
         yield f"{row.cell} is up to {worst:+.0%} off: {'; '.join(why) or _UNEXPLAINED}"
@@ -100,11 +100,15 @@ def cells_off(
         off = [name for name in _WHAT if is_off(row.number(f"predicted_{name}_error"))]
         least_us = NOTABLE * (row.transfer_us or 0.0)
         own = [
-            one
-            for one in comparison.predictions
-            if one.cell == row.cell and is_off(one.relative_error)
+            prediction
+            for prediction in comparison.predictions
+            if prediction.cell == row.cell and is_off(prediction.relative_error)
         ]
-        single = [one for one in own if one.per_step * (one.measured_us or 0.0) > least_us]
+        single = [
+            collective
+            for collective in own
+            if collective.per_step * (collective.measured_us or 0.0) > least_us
+        ]
         if off or single:
             yield row, off, single
 
@@ -125,13 +129,15 @@ def _off_finding(
         if (error := _error(row, name))
     ]
     errors += [
-        f"{show_bytes(one.size_bytes)} {one.kind} {one.relative_error:+.0%}"
-        for one in single[:MOST_ROWS]
+        f"{show_bytes(collective.size_bytes)} {collective.kind} {collective.relative_error:+.0%}"
+        for collective in single[:MOST_ROWS]
     ]
-    of_single = [one.relative_error or 0.0 for one in single]
+    of_single = [collective.relative_error or 0.0 for collective in single]
     why = likely_reasons(row, off, of_single, shared_cores)
     why += dict.fromkeys(
-        f"sizes beyond the calibration: {one.extrapolated}" for one in single if one.extrapolated
+        f"sizes beyond the calibration: {collective.extrapolated}"
+        for collective in single
+        if collective.extrapolated
     )
     severity: Severity = "info"
     if calibrated and not _is_waiting(row, off, single):

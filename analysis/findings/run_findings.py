@@ -45,8 +45,8 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
     Those that are equal but for the cell are one, and so are those of _MERGED.
     """
     found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
-    advised = dict.fromkeys(one.advised(not comparison.knows_options) for one in found)
-    alike = grouped(((one.severity, one.code, one.next_step), one) for one in advised)
+    advised = dict.fromkeys(seen.advised(not comparison.knows_options) for seen in found)
+    alike = grouped(((entry.severity, entry.code, entry.next_step), entry) for entry in advised)
     merged = chain.from_iterable(map(_merged, alike.values()))
     return sorted(merged, key=lambda finding: ("error", "warning", "info").index(finding.severity))
 
@@ -56,7 +56,7 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
     names them all.
     """
     if findings[0].code in _MERGED:
-        by_cell = grouped((one.about, one.observation) for one in findings)
+        by_cell = grouped((finding.about, finding.observation) for finding in findings)
         messages = []
         for about, observations in by_cell.items():
             message = ", ".join(observations)
@@ -69,8 +69,10 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
             about="",
         )
         return
-    for observation, same in grouped((one.observation, one) for one in findings).items():
-        about = ", ".join(one.about for one in same if one.about)
+    for observation, same in grouped(
+        (finding.observation, finding) for finding in findings
+    ).items():
+        about = ", ".join(entry.about for entry in same if entry.about)
         message = f"{about}: {observation}" if about else observation
         yield msgspec.structs.replace(same[0], message=message, about=about)
 

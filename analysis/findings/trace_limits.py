@@ -27,7 +27,7 @@ def _of_windows(data: Job) -> tuple[Fact, ...]:
 
 def _not_read(data: Job) -> tuple[Fact, ...]:
     """How many files were not read, and the first of them, where there are some."""
-    unread = [one for one in data.findings if one.code == TraceCode.FILE_NOT_READ.code]
+    unread = [finding for finding in data.findings if finding.code == TraceCode.FILE_NOT_READ.code]
     if not unread:
         return ()
     line = f"{counted(len(unread), 'file')}: {unread[0].message}"

@@ -129,7 +129,7 @@ def _parallelism(data: Job) -> str:
         return traits.label
     if not data.communication_known:
         return "communication not known"
-    evidence = [one.parallelism for one in data.summaries]
+    evidence = [summary.parallelism for summary in data.summaries]
     return parallelism_name(evidence, data.tables.collectives) or "no collectives"
 
 
@@ -187,7 +187,7 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         comparison.knows_options,
         slower=shown == "below",
         more_repeats=_more_repeats(run) if undecided else None,
-        launch_bound=any(one.code == TraceCode.LAUNCH_BOUND.code for one in data.findings),
+        launch_bound=any(finding.code == TraceCode.LAUNCH_BOUND.code for finding in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
         add_baseline=_add_baseline(run, comparison) if gain is None else None,
     )
@@ -204,8 +204,8 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
 def _add_baseline(run: RunData, comparison: Comparison) -> str | None:
     """How to measure one device, by the finding that it is missing."""
     findings = (*run.manifest.findings, *no_baseline(run, comparison))
-    missing = (one for one in findings if one.code == PlanCode.NO_BASELINE.code)
-    return next((one.next_step for one in missing), None)
+    missing = (finding for finding in findings if finding.code == PlanCode.NO_BASELINE.code)
+    return next((evidence.next_step for evidence in missing), None)
 
 
 def _more_repeats(run: RunData) -> int:
@@ -230,7 +230,9 @@ def measured_where(run: RunData, batch: str = "") -> str:
     if run.device_type == "cpu":
         machine = counted(environment.cpu_count, "CPU core")
     else:
-        names = sorted({one.name or "unknown GPU" for one in environment.accelerators})
+        names = sorted(
+            {accelerator.name or "unknown GPU" for accelerator in environment.accelerators}
+        )
         machine = f"{len(environment.accelerators)} x {', '.join(names)}"
     return ", ".join(filter(None, (name, batch, machine, repeats_text(run))))
 
@@ -296,7 +298,14 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
     the fastest cell. A stand-in only where nothing else was measured: it exists only in dpscope.
     """
     names = {row.cell: row for row in case}
-    gap = next((one for one in comparison.gaps if one.dp in names and one.ddp in names), None)
+    gap = next(
+        (
+            compared
+            for compared in comparison.gaps
+            if compared.dp in names and compared.ddp in names
+        ),
+        None,
+    )
     if gap is None:
         fastest = min(
             case,
@@ -305,11 +314,13 @@ def _chosen(comparison: Comparison, case: Sequence[CellRow]) -> tuple[CellRow, S
         return fastest, None
     dp_wins = verdict(gap.ratio) == "below" and not traits_of(names[gap.dp].strategy).stands_for
     chosen = names[gap.dp if dp_wins else gap.ddp]
-    against = [one for one in comparison.costs if one.against == chosen.cell and one.cell in names]
-    faster = [one for one in against if verdict(one.ratio) == "below"]
+    against = [
+        cost for cost in comparison.costs if cost.against == chosen.cell and cost.cell in names
+    ]
+    faster = [slower for slower in against if verdict(slower.ratio) == "below"]
     # such as DDP with another option
     if faster:
-        chosen = names[min(faster, key=lambda one: one.ratio.value or 1.0).cell]
+        chosen = names[min(faster, key=lambda quicker: quicker.ratio.value or 1.0).cell]
     return chosen, gap
 
 

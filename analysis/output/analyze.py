@@ -217,7 +217,7 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None) ->
     # other notes are with the whole table: the first screen has no line for them
     rows = tuple(row for row in report.summary.rows if row[0] in report.first_cells)
     print_table(console, replace(report.summary, rows=rows, notes=report.first_notes))
-    errors = [one for one in report.findings if one.severity == "error"]
+    errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors:
         print_findings(console, errors)
     left = {

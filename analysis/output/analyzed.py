@@ -127,7 +127,7 @@ def analyze(
     `link`, such as ``25GB/s``, is the link between the devices; `calibration` is a file or a run
     folder. Raises DpscopeError for what cannot be read, and for traces of several jobs.
     """
-    named = [Path(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+    named = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     return Analysis(
         make_report(
             _read(named),
@@ -156,7 +156,7 @@ class AnalyzedJob(Job):
 
 
 def _with_verdict(found: Job) -> AnalyzedJob:
-    return AnalyzedJob(**{one.name: getattr(found, one.name) for one in fields(found)})
+    return AnalyzedJob(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def analyze_traces(

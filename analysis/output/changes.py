@@ -109,7 +109,7 @@ def _json(found: Judgement) -> str:
         "answer": found.answer,
         "regressions": [change.cell for change in found.changes if change.is_regression],
         "changes": [_record(change) for change in found.changes],
-        "step_changes": [record_of(one) for one in found.steps],
+        "step_changes": [record_of(step) for step in found.steps],
         "findings": msgspec.to_builtins(list(found.findings)),
     }
     if found.after is not None:
@@ -260,7 +260,7 @@ def _judge(
         status = REGRESSION
     else:
         status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
-        answer = "".join(f"Not judged: {one.message}. " for one in lost) + answer
+        answer = "".join(f"Not judged: {reason.message}. " for reason in lost) + answer
     findings = [*differ, *lost, *undecided]
     return Judgement(
         changes,
@@ -283,7 +283,7 @@ def _explained(found: Judgement) -> list[StepChange]:
         and (
             change.outcome in ("slower", "faster")
             or change.verdict == "too_few_samples"
-            or any(one.significant for one in step.classes)
+            or any(kernels.significant for kernels in step.classes)
         )
     ]
 
@@ -349,7 +349,7 @@ def _complain(findings: Sequence[Finding]) -> None:
     """On standard error, in every format, no wider than the terminal."""
     print_sentences(
         Terminal(stderr=True),
-        (f"dpscope: {one.message}. {sentence(one.next_step)}" for one in findings),
+        (f"dpscope: {finding.message}. {sentence(finding.next_step)}" for finding in findings),
     )
 
 
@@ -395,10 +395,10 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         )
     hidden = [change for change in steps if change.hides_slowdown]
     if hidden:
-        cells = ", ".join(one.cell for one in hidden)
+        cells = ", ".join(missed.cell for missed in hidden)
         slowdown = show_share(hidden[0].fail_over)
-        hidden.sort(key=lambda one: one.detectable or 0.0)
-        shares = dict.fromkeys(show_share(one.detectable) for one in (hidden[0], hidden[-1]))
+        hidden.sort(key=lambda missed: missed.detectable or 0.0)
+        shares = dict.fromkeys(show_share(missed.detectable) for missed in (hidden[0], hidden[-1]))
         yield RunCode.NOT_COMPARED.finding(
             f"{cells} not judged: these {_repeats(hidden[0])} can detect {' to '.join(shares)}, not {slowdown}",
             _more_repeats(hidden[-1]),

@@ -48,15 +48,17 @@ def print_forecasts(
     findings = wrong_results(calibration)
     if output_format == "json":
         content = {
-            "predictions": [asdict(one) for one in predictions],
+            "predictions": [asdict(prediction) for prediction in predictions],
             "findings": msgspec.to_builtins(findings),
         }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
-    for collective in dict.fromkeys(one.collective for one in predictions):
-        own = [one for one in predictions if one.collective == collective]
-        sources = dict.fromkeys(f"{counted(one.devices, 'device')}: {one.source}" for one in own)
-        notes = _NOTES if any(one.basis == "predicted" for one in own) else ()
+    for collective in dict.fromkeys(prediction.collective for prediction in predictions):
+        own = [prediction for prediction in predictions if prediction.collective == collective]
+        sources = dict.fromkeys(
+            f"{counted(answer.devices, 'device')}: {answer.source}" for answer in own
+        )
+        notes = _NOTES if any(answer.basis == "predicted" for answer in own) else ()
         print_table(
             console,
             table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)),

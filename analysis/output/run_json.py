@@ -69,7 +69,7 @@ def run_json(report: Report) -> str:
 
 def cell_records(comparison: Comparison) -> list[dict[str, object]]:
     """Each cell's columns and `missing`: by column, why its value is missing."""
-    named = {one.name: whole_numbers(comparison.values(one.name)) for one in columns()}
+    named = {column.name: whole_numbers(comparison.values(column.name)) for column in columns()}
     return [
         {
             **{name: decimals(values[index]) for name, values in named.items()},
@@ -94,8 +94,9 @@ def prediction_records(comparison: Comparison) -> list[dict[str, object]]:
     error.
     """
     return [
-        asdict(one) | {"expected_us": one.expected_us, "relative_error": one.relative_error}
-        for one in comparison.predictions
+        asdict(prediction)
+        | {"expected_us": prediction.expected_us, "relative_error": prediction.relative_error}
+        for prediction in comparison.predictions
     ]
 
 
@@ -133,9 +134,9 @@ def cell_summaries(report: Report) -> list[CellSummary]:
                 "data": workload.data,
             },
             values={
-                one.name: float(number)
-                for one in columns()
-                if (number := report.comparison.rows[data.name].number(one.name)) is not None
+                column.name: float(number)
+                for column in columns()
+                if (number := report.comparison.rows[data.name].number(column.name)) is not None
             },
         )
         for data in report.run.measured

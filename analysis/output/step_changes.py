@@ -30,18 +30,18 @@ class _Named:
 def sentence_of(step: StepChange) -> str:
     """Such as ``ddp-d2-b32: traced step 4.1 ms longer (8.0%): +3.0 ms waiting for rank 3, ...``."""
     named = [
-        _Named(one.change_us, one.part)
-        for one in step.parts
-        if not (step.classes and one.part == COMPUTE)
+        _Named(part.change_us, part.part)
+        for part in step.parts
+        if not (step.classes and part.part == COMPUTE)
     ]
     named += _compute_named(step.classes)
-    named.sort(key=lambda one: -abs(one.change_us))
-    least_us = _LEAST_NAMED * sum(abs(one.change_us) for one in named)
-    chosen = [one for one in named[:_MOST_NAMED] if abs(one.change_us) > least_us]
+    named.sort(key=lambda entry: -abs(entry.change_us))
+    least_us = _LEAST_NAMED * sum(abs(entry.change_us) for entry in named)
+    chosen = [entry for entry in named[:_MOST_NAMED] if abs(entry.change_us) > least_us]
     if len(named) > len(chosen):
-        other_us = step.change_us - sum(one.change_us for one in chosen)
+        other_us = step.change_us - sum(entry.change_us for entry in chosen)
         chosen.append(_Named(other_us, "other"))
-    changes = show_changes([step.change_us, *(one.change_us for one in chosen)])
+    changes = show_changes([step.change_us, *(entry.change_us for entry in chosen)])
     texts = [f"{change} {one.words}" for change, one in zip(changes[1:], chosen, strict=True)]
     direction = "longer" if step.change_us >= 0 else "shorter"
     share = show_share(abs(step.change_us) / step.before_us)
@@ -53,22 +53,24 @@ def _compute_named(classes: Sequence[ClassChange]) -> Iterator[_Named]:
     """What changed in compute: by operator, and together what communication next to kernels costs.
     Where repeats show which classes changed, the others are one.
     """
-    judged = any(one.significant is not None for one in classes)
-    changed = [one for one in classes if not judged or one.significant]
-    for operator, kernels in grouped((one.part, one) for one in changed).items():
+    judged = any(kernel_class.significant is not None for kernel_class in classes)
+    changed = [kernel_class for kernel_class in classes if not judged or kernel_class.significant]
+    for operator, kernels in grouped(
+        (kernel_class.part, kernel_class) for kernel_class in changed
+    ).items():
         whole = _summed(kernels)
         yield _Named(_alone_us(kernels), f"{_shown(operator)} ({_why(whole)})")
-    contention_us = sum(one.contention_us or 0.0 for one in changed)
+    contention_us = sum(kernel_class.contention_us or 0.0 for kernel_class in changed)
     yield _Named(contention_us, "compute slowed by communication next to it")
-    rest = [one for one in classes if one not in changed]
+    rest = [kernel_class for kernel_class in classes if kernel_class not in changed]
     if rest:
-        change_us = sum(one.change_us for one in rest)
+        change_us = sum(kernel_class.change_us for kernel_class in rest)
         yield _Named(change_us, "compute in which repeats show no difference")
 
 
 def _alone_us(kernels: Sequence[ClassChange]) -> float:
     """Their change without contention."""
-    return sum(one.change_us - (one.contention_us or 0.0) for one in kernels)
+    return sum(kernel.change_us - (kernel.contention_us or 0.0) for kernel in kernels)
 
 
 def _why(whole: ClassChange) -> str:
@@ -99,11 +101,11 @@ def _summed(classes: Sequence[ClassChange]) -> ClassChange:
     """Classes as one; what is not known of one of them is not known of all."""
 
     def total(name: str) -> float:
-        values: list[float] = [getattr(one, name) for one in classes]
+        values: list[float] = [getattr(kernels, name) for kernels in classes]
         return sum(values)
 
     def total_if_known(name: str) -> float | None:
-        values = [getattr(one, name) for one in classes]
+        values = [getattr(kernels, name) for kernels in classes]
         return None if None in values else sum(values)
 
     return ClassChange(
@@ -131,7 +133,7 @@ def tables_of(step: StepChange, most: int = MOST_ROWS) -> Iterator[TextTable]:
         step.before_us,
         step.after_us,
     )
-    parts = [one for one in step.parts if _is_there(one)]
+    parts = [part for part in step.parts if _is_there(part)]
     parts.sort(key=_size, reverse=True)
     notes = list(step.notes)
     if step.no_classes:
@@ -170,9 +172,9 @@ def _largest(step: StepChange, most: int) -> list[ClassChange]:
         key=_size,
         reverse=True,
     )
-    others = (one for one in step.parts if one.part != COMPUTE)
+    others = (part for part in step.parts if part.part != COMPUTE)
     least_us = _LEAST_SHOWN * sum(map(_size, [*ranked, *others]))
-    shown = [one for one in ranked if _size(one) > least_us][:most]
+    shown = [entry for entry in ranked if _size(entry) > least_us][:most]
     rest = ranked[len(shown) :]
     return [*shown, _summed(rest)] if rest else shown
 
@@ -232,7 +234,7 @@ def _class_notes(step: StepChange) -> list[str]:
 
 
 def _judged(step: StepChange) -> bool:
-    return any(one.significant is not None for one in step.classes)
+    return any(kernels.significant is not None for kernels in step.classes)
 
 
 def _calls_text(one: ClassChange) -> str:
@@ -251,8 +253,8 @@ def record_of(step: StepChange) -> dict[str, object]:
     return {
         **asdict(step),
         "change_us": step.change_us,
-        "parts": [asdict(one) | {"change_us": one.change_us} for one in step.parts],
-        "classes": [_class_record(one) for one in step.classes],
+        "parts": [asdict(part) | {"change_us": part.change_us} for part in step.parts],
+        "classes": [_class_record(kernels) for kernels in step.classes],
     }
 
 

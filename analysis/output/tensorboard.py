@@ -236,8 +236,8 @@ def _write_cell(
     with EventLog(folder) as log:
         log.session(session, metrics)
         _write_steps(log, data)
-    for one in report.run.traces:
-        write_plugin_copies(one.path, folder, 0, one.rank or 0, _not_whole(data, 0, one.rank))
+    for file in report.run.traces:
+        write_plugin_copies(file.path, folder, 0, file.rank or 0, _not_whole(data, 0, file.rank))
     if report.run.recorded is None:
         return
     for number, repeat in report.run.folder.done_repeats(data.cell)[:1]:

@@ -78,9 +78,9 @@ class ReadJob:
         where there is a report.
         """
         own = (*self.analysis.findings, *waiting_findings(self.analysis))
-        codes = {one.code for one in own}
+        codes = {said.code for said in own}
         return (
-            (*own, *(one for one in self.report.findings if one.code not in codes))
+            (*own, *(finding for finding in self.report.findings if finding.code not in codes))
             if self.report
             else own
         )
@@ -172,7 +172,7 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     switches = {} if targets.topology is None else read_topology(targets.topology)
     found = (one for read in analyses.values() for one in read.summaries)
     hosts = dict.fromkeys(
-        host for one in found for host in (one.host, one.read_on) if host is not None
+        host for rank in found for host in (rank.host, rank.read_on) if host is not None
     )
     numbers = Anonymizer(hosts) if targets.hide_hosts else None
     # Two folders may be named after one host.
@@ -205,7 +205,7 @@ def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
 
 def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) -> None:
     """All findings, those of a kind together; else errors, and how many more there are."""
-    errors = [one for one in findings if one.severity == "error"]
+    errors = [finding for finding in findings if finding.severity == "error"]
     shown = few_of_each_kind(findings if whole else errors)
     if shown:
         print_findings(console, shown)
@@ -234,7 +234,7 @@ def model_tables(report: "Report | None") -> list[TextTable]:
             row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us")
         )
         shown.insert(
-            0, TextTable("No model applies", ("why",), tuple((one,) for one in why if one))
+            0, TextTable("No model applies", ("why",), tuple((reason,) for reason in why if reason))
         )
     return [without_cell(table) for table in shown]
 
@@ -253,7 +253,7 @@ def traces_json(jobs: ReadJobs, modelled: "Report | None") -> str:
     lists: dict[str, list[Any]] = {}
     for name, job in jobs.items():
         for key, records in trace_content(job.analysis, job.few, job.findings).items():
-            lists.setdefault(key, []).extend(own[name] | one for one in records)
+            lists.setdefault(key, []).extend(own[name] | record for record in records)
     content: dict[str, object] = {"verdict": verdicts if len(jobs) > 1 else verdicts[0]}
     content |= {**({"jobs": list(jobs)} if len(jobs) > 1 else {}), **lists}
     if modelled is not None:

@@ -96,12 +96,12 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     first _MOST_ALIKE and how many more there are.
     """
     order = {"error": 0, "warning": 1, "info": 2}
-    in_order = sorted(findings, key=lambda one: order[one.severity])
-    kinds = grouped(((one.code, one.next_step), one) for one in in_order)
+    in_order = sorted(findings, key=lambda finding: order[finding.severity])
+    kinds = grouped(((message.code, message.next_step), message) for message in in_order)
     shown = []
     for alike in kinds.values():
         more = len(alike) - _MOST_ALIKE
-        messages = [one.message for one in alike[: _MOST_ALIKE + (more == 1)]]
+        messages = [same.message for same in alike[: _MOST_ALIKE + (more == 1)]]
         if more > 1:
             messages.append(f"and {more} more like these")
         shown.append(msgspec.structs.replace(alike[0], message="; ".join(messages)))
@@ -135,7 +135,7 @@ def trace_content(
     """
     rows = dict[str, list[Any]]()
     if few is not None:
-        rows = {"spreads": [asdict(one) for one in few.spreads]}
+        rows = {"spreads": [asdict(spread) for spread in few.spreads]}
         rows |= {f"by_{by}": table.records() for by, table in few.folds.items()}
     else:
         for name, (fields, table_of_job) in LISTS.items():
@@ -187,10 +187,19 @@ def contention_records(
         unknown = dict.fromkeys(_CONTENTION_FIELDS) | {"hidden_us": decimals(hidden_us)}
         return [{"operator": None, "on": on, **unknown, "kernels": 0, "missing": missing}]
     rows = []
-    for one in (found.every, *found.by_operator):
-        part = one.overlapped_us / found.every.overlapped_us if one.operator is not None else 1.0
+    for measured in (found.every, *found.by_operator):
+        part = (
+            measured.overlapped_us / found.every.overlapped_us
+            if measured.operator is not None
+            else 1.0
+        )
         own_us = None if hidden_us is None else hidden_us * part
-        shares = (one.share, *(one.share_interval or (None, None)), 1.0, 1.0 - one.share)
+        shares = (
+            measured.share,
+            *(measured.share_interval or (None, None)),
+            1.0,
+            1.0 - measured.share,
+        )
         cost, low, high, hidden, gain = (
             None if own_us is None or by is None else own_us * by for by in shares
         )
@@ -198,21 +207,21 @@ def contention_records(
             cost,
             low,
             high,
-            one.ratio,
-            *(one.ratio_interval or (None, None)),
+            measured.ratio,
+            *(measured.ratio_interval or (None, None)),
             hidden,
             gain,
-            one.compared,
+            measured.compared,
         )
         shown = {
             name: decimals(value) for name, value in zip(_CONTENTION_FIELDS, values, strict=True)
         }
         rows.append(
             {
-                "operator": one.operator,
+                "operator": measured.operator,
                 "on": on,
                 **shown,
-                "kernels": one.kernels,
+                "kernels": measured.kernels,
                 "missing": missing,
             }
         )
@@ -411,8 +420,8 @@ def spread_tables(found: Folded) -> list[TextTable]:
         Field("worst is", worst),
         Field("far out", "far"),
     )
-    ranks = counted(max((one.ranks for one in found.spreads), default=0), "rank")
-    notes, times = [_FAR_OUT], [one.median_us for one in found.spreads]
+    ranks = counted(max((late.ranks for late in found.spreads), default=0), "rank")
+    notes, times = [_FAR_OUT], [late.median_us for late in found.spreads]
     spread = table_of(
         f"{ranks} (means over each rank's steps)", fields, found.spreads, notes, times=times
     )
@@ -453,12 +462,12 @@ def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -
 
     summaries = (
         replace(
-            one,
-            host=numbered(one.host),
-            read_on=numbered(one.read_on),
-            source=without_names(one.source),
+            summary,
+            host=numbered(summary.host),
+            read_on=numbered(summary.read_on),
+            source=without_names(summary.source),
         )
-        for one in analysis.summaries
+        for summary in analysis.summaries
     )
     hidden = replace(
         analysis,

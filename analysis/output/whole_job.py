@@ -73,7 +73,7 @@ def print_records(
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if targets.open_page:
             open_in_browser(page)
-    return int(any(one.severity == "error" for one in summary.findings))
+    return int(any(finding.severity == "error" for finding in summary.findings))
 
 
 def _print_screen(
@@ -88,7 +88,7 @@ def _print_screen(
     if ranks is not None and summary.waiting.counts.matched:
         first = ranks.rows[:_FIRST_ROWS]
         print_table(console, replace(ranks, rows=first, notes=()))
-    errors = [one for one in summary.findings if one.severity == "error"]
+    errors = [finding for finding in summary.findings if finding.severity == "error"]
     print_findings(console, errors)
     left = len(summary.findings) - len(errors)
     more = "the tables"
@@ -106,8 +106,8 @@ def records_json(summary: Summary) -> dict[str, Any]:
     first_ns, last_ns = found.span_ns
     return {
         "setting": verdict.setting,
-        "limits": [asdict(one) for one in verdict.limits],
-        "facts": [asdict(one) for one in verdict.facts],
+        "limits": [asdict(limit) for limit in verdict.limits],
+        "facts": [asdict(fact) for fact in verdict.facts],
         "source": job.source,
         "ranks": list(job.ranks),
         "world_size": job.world,
@@ -202,7 +202,8 @@ def _without_hosts(job: RecordedJob) -> RecordedJob:
             place = replace(place, host=numbers.text(place.host))
         places.append(place)
     findings = [
-        msgspec.structs.replace(one, message=numbers.text(one.message)) for one in job.findings
+        msgspec.structs.replace(finding, message=numbers.text(finding.message))
+        for finding in job.findings
     ]
     return replace(
         job,

@@ -109,7 +109,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
         ),
     )
     pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
-    timed = [(one, contention_ratios(one)) for one in calibration.contention]
+    timed = [(measured, contention_ratios(measured)) for measured in calibration.contention]
     contention = [(one, what, of(ratios)) for one, ratios in timed for what, of in _SLOWED.items()]
     slowed = (
         "predictions of buckets that overlap use them; computing is matrix products on every rank"

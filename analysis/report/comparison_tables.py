@@ -241,7 +241,9 @@ def peak_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def traffic_notes(comparison: Comparison) -> Iterator[str]:
-    if rooted := dict.fromkeys(one.cell for one in comparison.predictions if one.kind in ROOTED):
+    if rooted := dict.fromkeys(
+        prediction.cell for prediction in comparison.predictions if prediction.kind in ROOTED
+    ):
         yield (
             "transfer and wait do not add up to comm. in cells with broadcasts or reduces, which have neither: "
             f"{', '.join(rooted)}"
@@ -304,7 +306,7 @@ def comparison_csv(comparison: Comparison) -> str:
         "; ".join(f"{name}: {why}" for name, why in row.reasons.items())
         for row in comparison.rows.values()
     ]
-    values = {one.name: whole_numbers(comparison.values(one.name)) for one in columns()}
+    values = {column.name: whole_numbers(comparison.values(column.name)) for column in columns()}
     values["missing"] = list(missing)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -44,7 +44,7 @@ class PrintedReport:
 
 def facts_in_markdown(verdict: Verdict) -> list[str]:
     """The setting, then each fact as an item of a list."""
-    items = [f"- **{one.label}** {in_markdown('; '.join(one.lines))}" for one in verdict.shown]
+    items = [f"- **{fact.label}** {in_markdown('; '.join(fact.lines))}" for fact in verdict.shown]
     return [f"{in_markdown(verdict.setting)}\n", *items]
 
 

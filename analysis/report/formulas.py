@@ -73,13 +73,20 @@ def formula_table(run: RunData, comparison: Comparison) -> TextTable:
         if data.devices > 1 and data.communication_known
         for line in _lines(data, comparison.rows[data.name], comparison)
     ]
-    calibrated = [one for one in comparison.predictions if one.predicted_slowest_us is not None]
+    calibrated = [
+        prediction
+        for prediction in comparison.predictions
+        if prediction.predicted_slowest_us is not None
+    ]
     notes = (
         "a ring without latency at the link's specification is a lower bound; a calibration excludes contention with compute",
         "sources: ring: Patarasuk and Yuan, 2009; alpha + S/B: Hockney, 1994; schedule: Li et al., VLDB 2020",
         *(
             [_STATISTICS]
-            if any(one.predicted_slowest_us != one.predicted_us for one in calibrated)
+            if any(
+                collective.predicted_slowest_us != collective.predicted_us
+                for collective in calibrated
+            )
             else ()
         ),
         *_why_unmeasured(lines, comparison),
@@ -115,18 +122,22 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
         )
         yield line(name, _ring(data, row), ring_source, ring, minus(ring, row.ring_error_us))
     predicted = [
-        one
-        for one in comparison.predictions
-        if one.cell == data.name and one.predicted_us is not None
+        prediction
+        for prediction in comparison.predictions
+        if prediction.cell == data.name and prediction.predicted_us is not None
     ]
-    for one in predicted[:MOST_COLLECTIVES]:
-        assert one.predicted_us is not None
-        assert one.expected_us is not None
-        cost = model.cost_of(data, costs, (one.kind, one.ranks, one.size_bytes), "shortest")
-        what, formula = f"{one.kind}, {one.per_step:.3g} a step", cost.explanation
-        if one.in_step_us is not None:
-            formula += f" = {show_time(one.predicted_us)} alone, × {one.in_step_us / one.predicted_us:.3g} next to other work"
-        yield line(what, formula, source, one.expected_us, one.measured_us)
+    for collective in predicted[:MOST_COLLECTIVES]:
+        assert collective.predicted_us is not None
+        assert collective.expected_us is not None
+        cost = model.cost_of(
+            data, costs, (collective.kind, collective.ranks, collective.size_bytes), "shortest"
+        )
+        what, formula = f"{collective.kind}, {collective.per_step:.3g} a step", cost.explanation
+        if collective.in_step_us is not None:
+            slowdown = collective.in_step_us / collective.predicted_us
+            alone = show_time(collective.predicted_us)
+            formula += f" = {alone} alone, × {slowdown:.3g} next to other work"
+        yield line(what, formula, source, collective.expected_us, collective.measured_us)
     if data.traits.peer_copies and row.predicted_transfer_us is not None:
         what, formula = (
             "DataParallel, all transfers of a step",
@@ -151,7 +162,9 @@ def _ring(data: Job, row: CellRow) -> str:
 def _data_parallel(data: Job, predicted: list[model.CollectivePrediction], costs: Costs) -> str:
     if model.by_nccl(data):
         counts = {
-            kind: round(sum(one.per_step for one in predicted if one.kind == kind))
+            kind: round(
+                sum(collective.per_step for collective in predicted if collective.kind == kind)
+            )
             for kind in ("broadcast", "reduce")
         }
         chunks = " + ".join(counted(count, kind) for kind, count in counts.items())

@@ -73,7 +73,9 @@ def run_chapter(run: RunData, calibration: Calibration | None, logs: Sequence[Pa
 
 def calibration_chapter(calibration: Calibration) -> NcclChapter:
     """NCCL's choices recorded by a calibration."""
-    return _chapter([JobChoices(one.log, one.devices, one.nodes) for one in calibration.nccl])
+    return _chapter(
+        [JobChoices(choices.log, choices.devices, choices.nodes) for choices in calibration.nccl]
+    )
 
 
 def _chapter(jobs: Sequence[JobChoices]) -> NcclChapter:

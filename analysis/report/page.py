@@ -66,7 +66,7 @@ class Page:
         placed: dict[str, list[tuple[Section, list[str], dict[str, TextTable]]]] = {
             name: [] for name in CHAPTERS
         }
-        for section in sorted(SECTIONS, key=lambda one: not one.open):
+        for section in sorted(SECTIONS, key=lambda declared: not declared.open):
             figures = self.figures_of(section.name)
             own = self.tables.get(section.name, {})
             tables = {name: table for name, table in own.items() if has_values(table)}
@@ -82,8 +82,8 @@ class Page:
     @property
     def first_findings(self) -> Sequence[Finding]:
         """Those that the page shows unfolded: errors, and as many warnings as it has room for."""
-        errors = [one for one in self.findings if one.severity == "error"]
-        warnings = [one for one in self.findings if one.severity == "warning"]
+        errors = [finding for finding in self.findings if finding.severity == "error"]
+        warnings = [finding for finding in self.findings if finding.severity == "warning"]
         return [*errors, *warnings[: max(_MOST_FINDINGS - len(errors), 0)]]
 
     def figures_of(self, section: str) -> list[str]:
@@ -105,8 +105,8 @@ def word_columns(table: TextTable) -> list[bool]:
         {row[index] for row in table.rows} - {NA, ""} for index in range(len(table.headings))
     ]
     return [
-        any(len(one) > _LONG for one in column)
-        or (bool(column) and all(one[0].isalpha() for one in column))
+        any(len(cell) > _LONG for cell in column)
+        or (bool(column) and all(cell[0].isalpha() for cell in column))
         for column in columns
     ]
 
@@ -131,7 +131,7 @@ def render_page(page: Page) -> str:
     hashes = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
     ]
-    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return environment.get_template("page.html").render(
         page=page,
         style=Markup(_source("page.css")),
@@ -213,7 +213,7 @@ GLOSSARY: Mapping[str, str] = {
     "cell": "One measured combination of strategy, devices, batch per device and, if any, a variant. "
     "ddp-d4-b128 is DistributedDataParallel on 4 devices with 128 samples on each. dp-host is the stand-in for "
     "nn.DataParallel on a CPU.",
-    "strategy": " ".join(one.meaning for one in STRATEGIES.values() if one.meaning)
+    "strategy": " ".join(strategy.meaning for strategy in STRATEGIES.values() if strategy.meaning)
     + " ddp-d1 is DDP on one device: the cost of DDP before anything is communicated.",
     "step": "One batch on every device: load, forward, backward, optimizer. The step time is the median over untraced "
     "steps. Traced steps are measured separately; they are slower because of the tracer, and show where the time goes.",

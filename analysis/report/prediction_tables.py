@@ -161,20 +161,24 @@ def collective_table(comparison: Comparison, choice: Chosen = lambda one: None) 
     `choice` returns NCCL's choice for a collective, if known.
     """
     shown = _shown(comparison)
-    if not any(one.predicted_us is not None for one in shown):
+    if not any(collective.predicted_us is not None for collective in shown):
         return None
-    slowest = any(one.measured_slowest_us is not None for one in shown)
-    calibrated = slowest and any(one.predicted_slowest_us is not None for one in shown)
+    slowest = any(collective.measured_slowest_us is not None for collective in shown)
+    calibrated = slowest and any(
+        collective.predicted_slowest_us is not None for collective in shown
+    )
     chosen = Field("NCCL chose", lambda one: getattr(choice(one), "words", None), meaning=_CHOSEN)
     fields = (
         *_COLLECTIVE[:3],
-        *([chosen] if any(choice(one) is not None for one in shown) else ()),
+        *([chosen] if any(choice(collective) is not None for collective in shown) else ()),
         *_COLLECTIVE[3 : 9 if calibrated else 8 if slowest else 7],
     )
     notes = [*_collective_notes(shown, slowest, calibrated)]
     if left_out := len(comparison.predictions) - len(shown):
         notes.append(f"{left_out} other sizes are not shown")
-    times = [time for one in shown for time in (one.measured_us, one.expected_us)]
+    times = [
+        time for collective in shown for time in (collective.measured_us, collective.expected_us)
+    ]
     title = "Predicted and measured, per collective (mean transfer)"
     return table_of(title, fields, shown, notes, times=times)
 
@@ -184,8 +188,8 @@ def _shown(comparison: Comparison) -> list[CollectivePrediction]:
     named = set()
     for _, _, off in cells_off(comparison):
         named |= set(off[:MOST_ROWS])
-        named |= set(sorted(off, key=lambda one: abs(one.relative_error or 0.0))[-1:])
-    by_cell = grouped((one.cell, one) for one in comparison.predictions)
+        named |= set(sorted(off, key=lambda collective: abs(collective.relative_error or 0.0))[-1:])
+    by_cell = grouped((prediction.cell, prediction) for prediction in comparison.predictions)
     return [
         one for rows in by_cell.values() for one in rows if one in rows[:MOST_ROWS] or one in named
     ]
@@ -194,13 +198,15 @@ def _shown(comparison: Comparison) -> list[CollectivePrediction]:
 def _collective_notes(
     shown: Sequence[CollectivePrediction], slowest: bool, calibrated: bool
 ) -> Iterator[str]:
-    if any(one.measured_us is None for one in shown):
+    if any(collective.measured_us is None for collective in shown):
         yield "measured NA: broadcasts and reduces do not make all ranks wait for each other, so they have no transfer time"
-    for reason in dict.fromkeys(one.reason for one in shown if one.reason):
+    for reason in dict.fromkeys(collective.reason for collective in shown if collective.reason):
         yield f"predicted NA: {reason}"
-    for sizes in dict.fromkeys(one.extrapolated for one in shown if one.extrapolated):
+    for sizes in dict.fromkeys(
+        collective.extrapolated for collective in shown if collective.extrapolated
+    ):
         yield f"predicted beyond the calibration: {sizes}"
-    if any(one.in_step_us is not None for one in shown):
+    if any(collective.in_step_us is not None for collective in shown):
         yield "predictions for overlapping all-reduces include the slowdown that the calibration measured next to other work"
     if not slowest:
         return
@@ -210,8 +216,10 @@ def _collective_notes(
         else ""
     )
     fastest = "measured and predicted: the fastest rank, as transfers are defined"
-    timed = [one for one in shown if one.predicted_slowest_us]
-    if calibrated and all(one.predicted_us == one.predicted_slowest_us for one in timed):
+    timed = [collective for collective in shown if collective.predicted_slowest_us]
+    if calibrated and all(
+        collective.predicted_us == collective.predicted_slowest_us for collective in timed
+    ):
         alone = "the slowest rank, as the calibration holds no other's times"
         fastest = f"measured: the fastest rank, as transfers are defined; predicted: {alone}"
     yield f"{fastest}; slowest: the slowest rank, waiting included{together}"

@@ -89,13 +89,13 @@ def cells_phases(run: RunData) -> TextTable:
 
 def _over_repeats(phases: Table) -> Table:
     repeats = [phase_means(phases.take(rows)) for rows in phases.group("repeat").rows()]
-    names = list(dict.fromkeys(name for one in repeats for name in one.names))
+    names = list(dict.fromkeys(name for repeat in repeats for name in repeat.names))
     together = joined(
         [
-            one.assign(
-                **{name: np.full(len(one), np.nan) for name in names if name not in one}
+            repeat.assign(
+                **{name: np.full(len(repeat), np.nan) for name in names if name not in repeat}
             ).select(names)
-            for one in repeats
+            for repeat in repeats
         ]
     )
     places = together.group(*_KEYS, in_order=True)
@@ -197,9 +197,9 @@ def rank_table(cells: Sequence[Job]) -> TextTable:
         windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
             columns = {
-                str(one.get): ranks.means(windows[str(one.get)])
-                for one in _RANKS
-                if one.unit == "time"
+                str(rank.get): ranks.means(windows[str(rank.get)])
+                for rank in _RANKS
+                if rank.unit == "time"
             }
             means[data.name] = (
                 windows.take(ranks.first).select(("rank", "device")).assign(**columns)
@@ -255,23 +255,23 @@ def contention_table(cells: Iterable[tuple[str, Contentions, float | None]]) -> 
     for cell, found, total_us in cells:
         if found.every is None or total_us is None:
             continue
-        for one in (found.every, *found.by_operator[:_MOST_OPERATORS]):
+        for measured in (found.every, *found.by_operator[:_MOST_OPERATORS]):
             within, hidden_us = (
-                one.ratio_interval,
-                total_us * one.overlapped_us / found.every.overlapped_us,
+                measured.ratio_interval,
+                total_us * measured.overlapped_us / found.every.overlapped_us,
             )
             rows.append(
                 {
                     "cell": cell,
-                    "operator": one.operator or "all operators",
-                    "ratio": one.ratio,
+                    "operator": measured.operator or "all operators",
+                    "ratio": measured.ratio,
                     "interval": f"{within.low:.2f} to {within.high:.2f}"
                     if within is not None
                     else NA,
                     "hidden_us": hidden_us,
-                    "cost_us": (cost_us := one.cost_us(hidden_us)),
+                    "cost_us": (cost_us := measured.cost_us(hidden_us)),
                     "gain_us": hidden_us - cost_us,
-                    "compared": f"{one.compared:.0%}",
+                    "compared": f"{measured.compared:.0%}",
                 }
             )
     title = "Contention: what hidden communication costs the compute next to it, per traced step"

@@ -39,8 +39,8 @@ def setting_of(run: RunData) -> str:
 
 def _of_traces(run: RunData) -> Iterator[tuple[str, str]]:
     """The files, and what they record of where they were made."""
-    for one in run.traces:
-        yield f"Rank {NA if one.rank is None else one.rank}", str(one.path)
+    for trace in run.traces:
+        yield f"Rank {NA if trace.rank is None else trace.rank}", str(trace.path)
     facts: dict[tuple[str, str], None] = {}
     for data in run.cells.values():
         for summary in data.summaries:
@@ -119,7 +119,7 @@ def environment_facts(
             state for state in loaded if state.uuid is not None and state.uuid == device.uuid
         ]
         slot = next(
-            (one for one in links if one.uuid is not None and one.uuid == device.uuid), None
+            (link for link in links if link.uuid is not None and link.uuid == device.uuid), None
         )
         yield f"GPU {device.index}", _device(device, under_load, slot)
     yield from sorted(environment.settings.items())
@@ -129,7 +129,9 @@ def _connected(ranks: Sequence[RankResult], node: int) -> str:
     """The network interfaces that a node's processes used, NCCL included; empty if no process
     recorded them.
     """
-    recorded = [one.interfaces for one in ranks if one.node == node and one.interfaces is not None]
+    recorded = [
+        rank.interfaces for rank in ranks if rank.node == node and rank.interfaces is not None
+    ]
     if not recorded:
         return ""
     seen = ", ".join(sorted({name for names in recorded for name in names}))

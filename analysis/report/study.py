@@ -65,7 +65,7 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
     row: dict[str, Any] = {
         "cell": data.name,
         "label": f"{data.strategy} {data.variant}".strip() + nodes,
-        **{one.name: compared.value(one.name) for one in columns()},
+        **{shown.name: compared.value(shown.name) for shown in columns()},
         "devices": data.devices,
         "batch_size": data.cell.batch_size,
         "epoch_us": _epoch_us(data),
@@ -125,7 +125,7 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
     """These fields and the rows that have values; a field needs one of several devices."""
     rows = _rows(report)
     several = [row for row in rows if row["devices"] > 1] or rows
-    kept = [one for one in fields if _filled(several, [one])]
+    kept = [field for field in fields if _filled(several, [field])]
     shown = [row for row in rows if _filled([row], kept)]
     unknown = [
         Unknown(reason, one.heading, row["cell"])
@@ -134,13 +134,13 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
         if (reason := _reason(report, row, one))
     ]
     columns_shown = (*_PLACE, *kept)
-    meanings = [f"{one.heading}: {one.meaning}" for one in columns_shown if one.meaning]
+    meanings = [f"{column.heading}: {column.meaning}" for column in columns_shown if column.meaning]
     return table_of(title, columns_shown, shown, ["; ".join(meanings), *notes], unknown)
 
 
 def _filled(rows: Sequence[Row], fields: Sequence[Field]) -> bool:
     """Whether any of these fields has a value in any of these rows."""
-    return any(one.value(row) is not None for one in fields for row in rows)
+    return any(field.value(row) is not None for field in fields for row in rows)
 
 
 def _reason(report: Results, row: Row, missing: Field) -> str | None:
@@ -186,7 +186,7 @@ def epoch_table(report: Results) -> TextTable:
         ),
     )
     if report.run.manifest.config.workload.data == "synthetic":
-        fields = tuple(one for one in fields if one.get != "epoch_without_wait_us")
+        fields = tuple(field for field in fields if field.get != "epoch_without_wait_us")
     notes = [*_epoch_notes(report), *_trained_notes(report)]
     return _table(report, "Epoch time, speedup and efficiency", fields, notes)
 
@@ -381,22 +381,22 @@ def _published(report: Results) -> Iterator[dict[str, object]]:
         cell = data.cell
         if cell.variant or cell.nodes > 1:
             continue
-        for one in report.run.manifest.published:
-            place = (one.strategy, one.devices, one.batch_size)
+        for claim in report.run.manifest.published:
+            place = (claim.strategy, claim.devices, claim.batch_size)
             if place != (cell.strategy, cell.devices, cell.batch_size):
                 continue
-            of_global, per_device, divisor = _AS_PUBLISHED[one.quantity]
-            value = rows[cell.name].get(of_global if one.fixed == "global" else per_device)
-            quantity = one.quantity.replace("_", " ").removesuffix(" seconds")
-            if one.quantity in ("speedup", "efficiency"):
-                quantity += f", {_FIXED[one.fixed]}"
+            of_global, per_device, divisor = _AS_PUBLISHED[claim.quantity]
+            value = rows[cell.name].get(of_global if claim.fixed == "global" else per_device)
+            quantity = claim.quantity.replace("_", " ").removesuffix(" seconds")
+            if claim.quantity in ("speedup", "efficiency"):
+                quantity += f", {_FIXED[claim.fixed]}"
             yield {
                 "cell": cell.name,
                 "quantity": quantity,
-                "measured": _with_unit(None if value is None else value / divisor, one.unit),
-                "published": _with_unit(one.value, one.unit),
-                "method": one.method,
-                "by": f"{one.source} ({one.hardware})",
+                "measured": _with_unit(None if value is None else value / divisor, claim.unit),
+                "published": _with_unit(claim.value, claim.unit),
+                "method": claim.method,
+                "by": f"{claim.source} ({claim.hardware})",
             }
 
 

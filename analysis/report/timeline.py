@@ -182,13 +182,13 @@ def _notes(
         yield f"{min(len(ranks), MOST_RANKS)} of {counted(count, 'rank')} are drawn"
     if len(ranks) > 1:
         yield _clock_note(clocks)
-    closed_us = max(device.closed_gap_us for one in ranks for device in one.devices)
+    closed_us = max(device.closed_gap_us for rank in ranks for device in rank.devices)
     if closed_us > 0:
         yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them"
     steps = data.tables.steps
     drawn = (steps["repeat"] == repeat) & ((steps["step"] == step) | (step is None))
     if drawn.any() and steps.truths("partial_window", missing=True)[drawn].all():
-        on_host = all(device.device is None for one in ranks for device in one.devices)
+        on_host = all(device.device is None for rank in ranks for device in rank.devices)
         start = "the start of this step was not recorded: it is drawn from its first event"
         yield (
             "the tracer was stopped in this step, which may have made it longer"
@@ -203,7 +203,7 @@ def _clock_note(clocks: Sequence[RankClock]) -> str:
     compared = [clock for clock in clocks[1:] if clock.worst_us is not None]
     if not compared:
         return "clocks of the ranks are as recorded: no collective synchronises them"
-    worst = max(one.worst_us or 0.0 for one in compared)
+    worst = max(other_clock.worst_us or 0.0 for other_clock in compared)
     apart = f"at most {show_time(worst)} apart"
     if moved := sum(bool(clock.moved_us) for clock in compared):
         return f"{counted(moved, 'clock')} aligned on the ends of shared collectives; these ends are {apart}"
@@ -231,7 +231,8 @@ def _rank_lanes(one: StepTimeline, collectives: Table, copies_on_host: bool) -> 
                 )
         # a lane per replica of dp-host; for a device as many lanes as its phases need
         for replica in sorted(
-            {replica for replica, _ in device.dp_phases}, key=lambda one: -1 if one is None else one
+            {replica for replica, _ in device.dp_phases},
+            key=lambda number: -1 if number is None else number,
         ):
             bars = [
                 _bar(mark, mark.name)
@@ -314,7 +315,7 @@ def _stacked(group: str, label: str, bars: Iterable[Bar]) -> Iterator[Lane]:
     """
     rows: list[list[Bar]] = []
     ends: list[float] = []
-    for bar in sorted(bars, key=lambda one: one.start_us):
+    for bar in sorted(bars, key=lambda drawn: drawn.start_us):
         free = next((index for index, end in enumerate(ends) if end <= bar.start_us), None)
         if free is None and len(rows) < MOST_ROWS:
             rows.append([])

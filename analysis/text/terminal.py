@@ -243,10 +243,12 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
         "Findings",
         (
             (
-                Text(one.severity, style=_STYLES[one.severity]),
-                folded(f"{sentence(one.message)} ").append(sentence(one.next_step), style="dim"),
+                Text(finding.severity, style=_STYLES[finding.severity]),
+                folded(f"{sentence(finding.message)} ").append(
+                    sentence(finding.next_step), style="dim"
+                ),
             )
-            for one in findings
+            for finding in findings
         ),
     )
 

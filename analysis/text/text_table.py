@@ -38,9 +38,9 @@ class Unknown(NamedTuple):
 def reasons(unknown: Iterable[Unknown], most: int | None = None) -> list[str]:
     """Each reason once, with at most `most` headings of its columns, and its rows."""
     lines = []
-    for reason, alike in grouped((one.reason, one) for one in unknown).items():
-        columns = list(dict.fromkeys(one.heading for one in alike))
-        rows = dict.fromkeys(one.row for one in alike)
+    for reason, alike in grouped((missing.reason, missing) for missing in unknown).items():
+        columns = list(dict.fromkeys(missing.heading for missing in alike))
+        rows = dict.fromkeys(missing.row for missing in alike)
         named = ", ".join(columns[:most])
         # Of many columns the first say enough.
         if most is not None and len(columns) > most:
@@ -315,7 +315,7 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def render_findings(findings: Iterable[Finding]) -> str:
     """Findings with their next steps as a Markdown list with a title."""
-    return "**Findings**\n\n" + "".join(f"{finding_line(one)}\n" for one in findings)
+    return "**Findings**\n\n" + "".join(f"{finding_line(finding)}\n" for finding in findings)
 
 
 def finding_line(finding: Finding) -> str:

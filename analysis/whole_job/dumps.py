@@ -108,7 +108,7 @@ def read(file: Path, content: bytes) -> list[Process]:
         version=f"Flight Recorder {dumps[-1].version}",
         groups=tuple(groups.values()),
         group_ranks={
-            one.key: one.ranks.index(rank) for one in groups.values() if rank in one.ranks
+            group.key: group.ranks.index(rank) for group in groups.values() if rank in group.ranks
         },
     )
     return [process]
@@ -157,7 +157,7 @@ def _groups(file: Path, configs: dict[str, _Config]) -> dict[str, Group]:
     """By the names that entries use."""
     groups: dict[str, Group] = {}
     for name, config in configs.items():
-        ranks = tuple(int(one) for one in re.findall(r"\d+", config.ranks))
+        ranks = tuple(int(digits) for digits in re.findall(r"\d+", config.ranks))
         if not ranks or len(config.ranks) > _MOST_BYTES_OF_RANKS:
             raise DpscopeError(
                 f"{file}: the ranks of group {name!r} are not listed; name the dumps"
@@ -174,7 +174,7 @@ def _groups(file: Path, configs: dict[str, _Config]) -> dict[str, Group]:
 
 def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
     """By dpscope or by the file's name; it must be in each of the process's groups."""
-    shared = set.intersection(*(set(one.ranks) for one in groups.values())) if groups else set()
+    shared = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
     match = _RANK.search(file.name)
     rank = dump.rank
     if rank is None and match:
@@ -198,34 +198,34 @@ def _columns(entries: list[_Entry], groups: dict[str, Group]) -> Columns:
     call: list[int] = []
     number: list[int] = []
     duration_us: list[float] = []
-    for one in entries:
+    for entry in entries:
         key = (
-            one.process_group,
-            one.profiling_name,
-            one.is_p2p,
-            str(one.input_sizes),
-            str(one.output_sizes),
-            *one.input_dtypes[:1],
+            entry.process_group,
+            entry.profiling_name,
+            entry.is_p2p,
+            str(entry.input_sizes),
+            str(entry.output_sizes),
+            *entry.input_dtypes[:1],
         )
         place = calls.get(key)
         if place is None:
             place = calls[key] = len(described)
-            described.append(_call(one, groups))
+            described.append(_call(entry, groups))
         call.append(place)
-        number.append(one.p2p_seq_id if one.is_p2p else one.collective_seq_id)
+        number.append(entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id)
         # JSON has 0 where a pickle has no value
-        duration_us.append(one.duration_ms * 1e3 if one.duration_ms else math.nan)
+        duration_us.append(entry.duration_ms * 1e3 if entry.duration_ms else math.nan)
     return Columns(
         calls=described,
         call=np.array(call, dtype=np.int32),
         number=np.array(number, dtype=np.int64),
         created_ns=np.array(
-            [one.time_created_ns or UNKNOWN_NS for one in entries],
+            [entry.time_created_ns or UNKNOWN_NS for entry in entries],
             dtype=np.int64,
         ),
         duration_us=np.array(duration_us, dtype=np.float64),
         unfinished=np.array(
-            [not one.retired and one.state != "completed" for one in entries], dtype=bool
+            [not entry.retired and entry.state != "completed" for entry in entries], dtype=bool
         ),
     )
 

@@ -193,7 +193,7 @@ def _processes(file: Path, shared: list[_Shared], columns: _Columns) -> Iterator
             host=host,
             process_id=process_id,
             version=f"NCCL Inspector {version}".strip(),
-            groups=tuple(dict.fromkeys(one.group for one in calls)),
+            groups=tuple(dict.fromkeys(logged.group for logged in calls)),
             group_ranks={shared[code].call.group.key: shared[code].group_rank for code in codes},
         )
 

@@ -44,7 +44,7 @@ class RecordedJob:
 
     @property
     def hosts(self) -> tuple[str | None, ...]:
-        return tuple(None if one is None else one.host for one in self.places)
+        return tuple(None if place is None else place.host for place in self.places)
 
     @property
     def one_clock(self) -> bool:
@@ -56,7 +56,7 @@ class RecordedJob:
     @property
     def is_gloo(self) -> bool:
         """Whether gloo ran all of its collectives."""
-        return all(call.clock == "gloo" for one in self.processes for call in one.calls)
+        return all(call.clock == "gloo" for process in self.processes for call in process.calls)
 
     def members(self, group: Group) -> tuple[int, ...]:
         """The ranks of a group, as far as they are known."""
@@ -86,16 +86,16 @@ def read_job(found: Found, max_bytes: int, hosts: Path | None = None) -> Recorde
     world = max(
         len(ranked),
         *(rank + 1 for rank in ranked),
-        *(one.size for one in groups.values()),
+        *(group.size for group in groups.values()),
     )
     job = RecordedJob(
         processes=tuple(kept),
         ranks=tuple(sorted(ranked)),
         places=tuple(places.get(rank) for rank in sorted(ranked)),
         groups=groups,
-        source=" and ".join(sorted({one.version.rpartition(" ")[0] for one in kept})),
+        source=" and ".join(sorted({file.version.rpartition(" ")[0] for file in kept})),
         world=world,
-        clocks_stated=any(one.clock_ahead_ns for one in places.values()),
+        clocks_stated=any(place.clock_ahead_ns for place in places.values()),
     )
     return replace(
         job,
@@ -145,19 +145,19 @@ def _content(file: Path, max_bytes: int) -> bytes:
 
 def _ranked(processes: Sequence[Process]) -> dict[int, Process]:
     """Each process by its rank in the job; raises DpscopeError for two of one rank."""
-    if len({one.rank is None for one in processes}) > 1:
+    if len({process.rank is None for process in processes}) > 1:
         raise DpscopeError(
             f"{processes[0].source} and others are of different kinds: give Flight Recorder dumps or NCCL Inspector logs alone"
         )
     if processes[0].rank is None:
         processes = _numbered(processes)
-    by_rank = grouped((one.rank, one) for one in processes)
+    by_rank = grouped((process.rank, process) for process in processes)
     ranked: dict[int, Process] = {}
     for rank, alike in by_rank.items():
         assert rank is not None
         if len(alike) > 1:
             names = listed(
-                [one.source for one in alike],
+                [file.source for file in alike],
                 3,
             )
             raise DpscopeError(
@@ -175,7 +175,9 @@ def _numbered(processes: Sequence[Process]) -> list[Process]:
     """
     twice = [
         key
-        for key, count in Counter((one.host, one.process_id) for one in processes).items()
+        for key, count in Counter(
+            (process.host, process.process_id) for process in processes
+        ).items()
         if count > 1
     ]
     if twice:
@@ -183,8 +185,8 @@ def _numbered(processes: Sequence[Process]) -> list[Process]:
         raise DpscopeError(
             f"process {process_id} of {host} is recorded in several files; join them, or name one of them"
         )
-    shared = set.intersection(*(set(one.group_ranks) for one in processes))
-    sizes = {group.key: group.size for one in processes for group in one.groups}
+    shared = set.intersection(*(set(process.group_ranks) for process in processes))
+    sizes = {group.key: group.size for process in processes for group in process.groups}
     whole = sorted(
         shared,
         key=lambda key: (-sizes[key], key),
@@ -196,10 +198,10 @@ def _numbered(processes: Sequence[Process]) -> list[Process]:
         )
     return [
         replace(
-            one,
-            rank=one.group_ranks[whole[0]],
+            process,
+            rank=process.group_ranks[whole[0]],
         )
-        for one in processes
+        for process in processes
     ]
 
 
@@ -208,7 +210,7 @@ def _groups(ranked: Mapping[int, Process]) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     members: dict[str, list[int]] = {}
     for rank, process in sorted(ranked.items()):
-        for group in (*process.groups, *(one.group for one in process.lanes)):
+        for group in (*process.groups, *(lane.group for lane in process.lanes)):
             groups.setdefault(
                 group.key,
                 group,
@@ -292,7 +294,7 @@ def _findings(job: RecordedJob) -> list[Finding]:
     damaged = [rank for rank, one in of_ranks if one.damaged]
     if damaged:
         lines = counted(
-            sum(one.damaged for one in job.processes),
+            sum(process.damaged for process in job.processes),
             "line",
         )
         findings.append(

@@ -130,7 +130,8 @@ def _sorted_by_lane(
     """The lanes of the calls, their spans, and the order of rows by lane and number."""
     bases: dict[tuple[Group, str, str], int] = {}
     base_of_call = [
-        bases.setdefault(_base(one, columns.numbered_by_kind), len(bases)) for one in columns.calls
+        bases.setdefault(_base(call, columns.numbered_by_kind), len(bases))
+        for call in columns.calls
     ]
     base = np.array(base_of_call, dtype=np.int64)[columns.call]
     by_base = np.argsort(base, kind="stable")
@@ -163,8 +164,8 @@ def _split(number: IntColumn) -> list[tuple[int, int, IntColumn]]:
     for attempt, (start, end) in enumerate(pairwise(starts)):
         rows = start + np.argsort(number[start:end], kind="stable")
         place = _repetition(number[rows])
-        for one in range(int(place.max(initial=0)) + 1):
-            parts.append((attempt, one, rows[place == one]))
+        for part_number in range(int(place.max(initial=0)) + 1):
+            parts.append((attempt, part_number, rows[place == part_number]))
     return parts
 
 

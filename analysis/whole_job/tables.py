@@ -83,7 +83,7 @@ def kind_rows(summary: Summary) -> list[KindRow]:
         )
     return sorted(
         rows,
-        key=lambda one: (-one.total_us, -one.records),
+        key=lambda summed: (-summed.total_us, -summed.records),
     )
 
 
@@ -138,7 +138,7 @@ def host_rows(summary: Summary) -> list[dict[str, object]]:
     if found.basis != "durations" or len(set(hosts)) < 2:
         return []
     rows: list[dict[str, object]] = []
-    for host in sorted({one for one in hosts if one is not None}):
+    for host in sorted({name for name in hosts if name is not None}):
         places = [place for place, one in enumerate(hosts) if one == host]
         rows.append(
             {
@@ -307,7 +307,7 @@ class View:
     def table(self, summary: Summary) -> TextTable:
         """Without columns that have no value in any row, and with at most _MOST_ROWS rows."""
         rows = self.rows(summary)
-        kept = [one for one in self.fields if any(one.value(row) is not None for row in rows)]
+        kept = [field for field in self.fields if any(field.value(row) is not None for row in rows)]
         notes = [self.note] if self.note else []
         left = len(rows) - _MOST_ROWS
         if left > 0:

@@ -53,17 +53,19 @@ class _Pending:
 
 def unfinished_of(job: RecordedJob) -> Unfinished | None:
     """What had not completed; None if all had."""
-    counts = [int(one.unfinished.sum()) for one in job.processes]
+    counts = [int(process.unfinished.sum()) for process in job.processes]
     if not any(counts):
         return None
     begun = _last_begun(job)
     busy = {rank for rank, count in zip(job.ranks, counts, strict=True) if count}
-    pending = sorted(_pending(job), key=lambda one: one.created_ns)
-    oldest = next((one for one in pending if _absent(job, begun, one)), None)
+    pending = sorted(_pending(job), key=lambda call: call.created_ns)
+    oldest = next((call for call in pending if _absent(job, begun, call)), None)
     not_begun = None
     if oldest is not None:
         waiting = {
-            one.rank for one in pending if (one.lane, one.number) == (oldest.lane, oldest.number)
+            call.rank
+            for call in pending
+            if (call.lane, call.number) == (oldest.lane, oldest.number)
         }
         not_begun = NotBegun(
             call=oldest.call,

@@ -172,7 +172,7 @@ def waiting_of(job: RecordedJob) -> Waiting:
     """Match the collectives of a job's ranks."""
     shapes = _Shapes(job)
     ranks, rows = len(job.processes), len(shapes.rows)
-    timed = any(bool(np.isfinite(one.duration_us).any()) for one in job.processes)
+    timed = any(bool(np.isfinite(process.duration_us).any()) for process in job.processes)
     found = Waiting(
         job=job,
         basis="durations" if timed else "creation" if _times_compare(job) else "nothing",

@@ -250,7 +250,7 @@ def _figure_formats(text: str | None) -> tuple[str, ...]:
         return DEFAULT_FORMATS
     formats = tuple(dict.fromkeys(text.split(",")))
     known = ("png", "svg", "pdf")
-    if unknown := [one for one in formats if one not in known]:
+    if unknown := [given for given in formats if given not in known]:
         raise DpscopeError(
             f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}"
         )

@@ -59,7 +59,7 @@ class ScriptLast(Command):
         before, _, _ = self.make_parser(ctx).parse_args(list(args[:begins]))
         script = before.get("script")  # it stands before any --
         if script:
-            late = [one for one in script if one.partition("=")[0] in own]
+            late = [word for word in script if word.partition("=")[0] in own]
             if late:
                 value = "" if "=" in late[0] else " ..."
                 raise DpscopeError(
@@ -167,7 +167,7 @@ def _counts(request: AttachRequest, devices: "Devices") -> tuple[int | None, ...
 
 
 def defaults() -> dict[str, str]:
-    chosen = default_texts({one.option: one.default for one in WINDOWS.values()})
+    chosen = default_texts({window.option: window.default for window in WINDOWS.values()})
     return chosen | {"--devices": options.DEFAULT_DEVICES}
 
 

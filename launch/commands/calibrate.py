@@ -12,7 +12,10 @@ from dpscope.launch.measuring.calibration_settings import DEFAULTS, SETTINGS
 from dpscope.profiling.store.errors import DpscopeError
 
 _MEASURING = " ".join(
-    (*(one.option for one in SETTINGS.values()), "nodes node_rank rendezvous wait_for_nodes")
+    (
+        *(setting.option for setting in SETTINGS.values()),
+        "nodes node_rank rendezvous wait_for_nodes",
+    )
 )
 HELP = Help(
     examples=(

@@ -147,7 +147,7 @@ def _declared(function: Callable[..., None]) -> _Declared:
     for setting in request.settings.values():
         if setting.help:
             settings[setting.option] = setting
-    defaults = {one.name: one for one in fields(request)}
+    defaults = {declared.name: declared for declared in fields(request)}
     del defaults["flags"], defaults["given"]
     hints = get_type_hints(request, include_extras=True)
     return _Declared(request, settings, defaults, hints)
@@ -188,7 +188,7 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
         function(declared.request(flags=flags, given=given, **values))
 
     if declared.settings:
-        parameters.sort(key=lambda one: place_of(one.name))
+        parameters.sort(key=lambda parameter: place_of(parameter.name))
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
 
@@ -307,7 +307,7 @@ class Command(TyperCommand):
                 continue
             # it is named as it was given, --no-... included
             stated_first = idle[0]
-            option = next(one for one in self.params if one.name == stated_first)
+            option = next(param for param in self.params if param.name == stated_first)
             names = option.opts
             if values[stated_first] is False:
                 names = option.secondary_opts

@@ -45,8 +45,8 @@ def estimate(
         print_table(console, answer)
         return
     print_sentences(console, [headline(answer)])
-    for one in estimate_tables(answer):
-        print_table(console, one)
+    for estimate_table in estimate_tables(answer):
+        print_table(console, estimate_table)
     if answer.estimates:
         print_sentences(console, ["", LEGEND])
     print_findings(console, answer.findings)

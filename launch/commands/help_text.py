@@ -98,7 +98,7 @@ def records_by_heading(parameters: Sequence[Any], ctx: Any) -> dict[str, list[tu
 
 def config_defaults(config: msgspec.Struct) -> dict[str, str]:
     """The settings of a configuration by option, as `default_texts` shows them."""
-    options = [one.option for one in declarations(type(config)).values()]
+    options = [declaration.option for declaration in declarations(type(config)).values()]
     # --devices has two: counts and layouts
     values = zip(options, settings_of(config).values(), strict=True)
     return default_texts({option: value for option, value in values if value != ()})

@@ -66,6 +66,6 @@ def reduce(
         highlight=False,
         soft_wrap=True,
     )
-    for one in made.unread:
-        complain(f"not read: {one.message}")
+    for file in made.unread:
+        complain(f"not read: {file.message}")
     raise typer.Exit(2 if made.unread else trace_status((), made.cut_short))

@@ -109,7 +109,8 @@ def contentions(kernels: Table, alone: Table | None = None) -> Contentions:
         if one is not None and not one.is_impossible:
             by_operator.append(one)
     return Contentions(
-        every, tuple(sorted(by_operator, key=lambda one: -one.cost_us(one.overlapped_us)))
+        every,
+        tuple(sorted(by_operator, key=lambda overlap: -overlap.cost_us(overlap.overlapped_us))),
     )
 
 

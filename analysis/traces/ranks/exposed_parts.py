@@ -63,9 +63,9 @@ def why_not_split(
         if len(missing) == 1:
             which, have = f"rank {missing[0]}", "has"
         why = "here"
-        for one in findings:
-            if one.code == TraceCode.TRACE_OF_ANOTHER_JOB.code:
-                why = f"of this job: {one.message}"
+        for finding in findings:
+            if finding.code == TraceCode.TRACE_OF_ANOTHER_JOB.code:
+                why = f"of this job: {finding.message}"
         reason = f"{which} of {world_size} {have} no trace {why}"
         return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
@@ -77,9 +77,9 @@ def why_not_split(
         return NotSplit(
             "broadcasts and reduces do not make all ranks wait for each other", "no action needed"
         )
-    for one in findings:
-        if one.code in _REASONS:
-            return NotSplit(_REASONS[one.code], one.next_step)
+    for finding in findings:
+        if finding.code in _REASONS:
+            return NotSplit(_REASONS[finding.code], finding.next_step)
     return NotSplit(
         "its collectives could not be matched across ranks", "see the findings on the collectives"
     )
@@ -251,7 +251,9 @@ def _cut(collectives: Table, stretches: Table) -> Table:
         "other": Pieces(begin[~split], end[~split], rows[~split]),
     }
     pieces = [within, *by_part.values()]
-    edges = np.unique(np.concatenate([times for one in pieces for times in (one.starts, one.ends)]))
+    edges = np.unique(
+        np.concatenate([times for piece in pieces for times in (piece.starts, piece.ends)])
+    )
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     stretch = within.row_at(middles)
     inside = (stretch >= 0) & (lengths > _ROUNDING_US)

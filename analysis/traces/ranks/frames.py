@@ -34,7 +34,7 @@ def match_ranks(
     rank_tables: Sequence[pd.DataFrame], origins: Sequence[RankOrigin] = ()
 ) -> MatchedRanks:
     """`match_tables` of the `collectives` of the ranks of one job."""
-    return match_tables([Table.from_frame(one) for one in rank_tables], origins)
+    return match_tables([Table.from_frame(rank_table) for rank_table in rank_tables], origins)
 
 
 def align_clocks(collectives: pd.DataFrame, origins: Sequence[RankOrigin]) -> tuple[RankClock, ...]:

@@ -81,7 +81,9 @@ NO_TABLES = Tables(**{name: without_rows(columns) for name, columns in _COLUMNS.
 def join_tables(repeats: Sequence[Tables]) -> Tables:
     """The tables of repeats, one below the other."""
     every = [NO_TABLES, *repeats]
-    return Tables(**{name: joined([vars(one)[name] for one in every]) for name in vars(NO_TABLES)})
+    return Tables(
+        **{name: joined([vars(tables)[name] for tables in every]) for name in vars(NO_TABLES)}
+    )
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ class Job:
     @property
     def world_size(self) -> int | None:
         """Ranks of the job; None where no trace records them."""
-        sizes = (one.parallelism.world_size for one in self.summaries)
+        sizes = (summary.parallelism.world_size for summary in self.summaries)
         return max(
             (size for size in sizes if size is not None),
             default=None,
@@ -210,7 +212,7 @@ class Job:
         matched = self.tables.collectives
         if matched.known("transfer_us").any():
             return None
-        ranks = [one.rank for one in self.summaries]
+        ranks = [summary.rank for summary in self.summaries]
         return exposed_parts.why_not_split(
             ranks,
             self.world_size,
@@ -292,7 +294,7 @@ class Job:
         """The first device's name; None where the traces do not record it."""
         names = [
             *(name for _, rank in self.ranks for name in rank.device_names),
-            *(one.device_name for one in self.summaries),
+            *(summary.device_name for summary in self.summaries),
         ]
         return next((name for name in names if name is not None), None)
 
@@ -301,13 +303,13 @@ class Job:
         """What the files are called whose ranks another program than torch.profiler recorded; None
         where none did.
         """
-        formats = dict.fromkeys(one.format for one in self.summaries)
+        formats = dict.fromkeys(summary.format for summary in self.summaries)
         return next((name for name in formats if name != TraceSummary.format), None)
 
     @property
     def on_device(self) -> bool:
         """Whether devices were traced, not only the CPU."""
-        traced = any(one.on_device for one in self.summaries)
+        traced = any(summary.on_device for summary in self.summaries)
         return traced or bool(self.tables.steps.known("device").any())
 
     def step_samples(self, column: str = "step_us", measuring_pass: str = "timed") -> TurnSamples:
@@ -405,10 +407,10 @@ class Job:
         repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
         alone = len(repeats) == 1  # without a copy of all collectives
         pairs = (
-            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == one)).assign(
-                repeat=one
+            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == repeat)).assign(
+                repeat=repeat
             )
-            for one in repeats
+            for repeat in repeats
         )
         return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])
 

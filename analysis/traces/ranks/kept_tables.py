@@ -113,8 +113,8 @@ def _moved(kept: RankTables, now: str) -> RankTables:
     (record,) = kept.ranks
     then = record.summary.source
     findings = [
-        msgspec.structs.replace(one, message=one.message.replace(then, now))
-        for one in record.findings
+        msgspec.structs.replace(finding, message=finding.message.replace(then, now))
+        for finding in record.findings
     ]
     moved = msgspec.structs.replace(
         record,
@@ -145,7 +145,9 @@ def _remove_least_recently_used(most_bytes: int) -> None:
         kept = [path for path in tables_folder().iterdir() if path.name.endswith(suffixes)]
         statuses = [path.stat() for path in kept]
         total = sum(status.st_size for status in statuses)
-        oldest_first = sorted(zip(statuses, kept, strict=True), key=lambda one: one[0].st_mtime_ns)
+        oldest_first = sorted(
+            zip(statuses, kept, strict=True), key=lambda pair: pair[0].st_mtime_ns
+        )
         for status, path in oldest_first:
             if total <= most_bytes:
                 return

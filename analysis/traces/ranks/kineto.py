@@ -140,4 +140,4 @@ def rank_tables(attribution: Attribution) -> RankTables:
 
 def read(path: Path, limits: ReadLimits) -> RankTables:
     """The tables of the ranks in a file; raises DpscopeError as `read_traces` does."""
-    return join_ranks([rank_tables(one) for one in read_attributed(path, limits)])
+    return join_ranks([rank_tables(rank) for rank in read_attributed(path, limits)])

@@ -208,7 +208,8 @@ def _bus_factors(table: Table) -> FloatColumn:
     groups = keys.group("kind", "group_size")
     names = ("kind", "group_size")
     pairs = [
-        (one["kind"], one["group_size"] or 0) for one in keys.take(groups.first).records(names)
+        (record["kind"], record["group_size"] or 0)
+        for record in keys.take(groups.first).records(names)
     ]
     return np.array([bus_factor(*pair) for pair in pairs], dtype=np.float64)[groups.code]
 
@@ -307,7 +308,10 @@ def _end_together(
         return False
     together = [durations[:, block].min(axis=1) for block in _one_clock(ends, close, clocks)]
     apart = [block - together[0] for block in together[1:]]
-    return any(_mostly(np.abs(one - np.median(one)) > close) for one in apart)
+    return any(
+        _mostly(np.abs(differences_us - np.median(differences_us)) > close)
+        for differences_us in apart
+    )
 
 
 def _one_clock(

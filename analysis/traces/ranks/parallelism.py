@@ -228,7 +228,7 @@ def parallelism_finding(
 ) -> list[Finding]:
     """An info finding that names the parallelism and its evidence; none if nothing communicates."""
     named = parallelism_name(evidence, collectives)
-    if named is None or all(one.world_size == 1 and not one.data_parallel for one in evidence):
+    if named is None or all(rank.world_size == 1 and not rank.data_parallel for rank in evidence):
         return []
     message = f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}"
     return [TraceCode.PARALLELISM.finding(message)]
@@ -240,31 +240,31 @@ def traced_strategy(evidence: Sequence[ParallelismEvidence], collectives: Table)
     """
     named = parallelism_name(evidence, collectives)
     if named is None:
-        alone = all(one.world_size in (None, 1) and one.devices <= 1 for one in evidence)
+        alone = all(rank.world_size in (None, 1) and rank.devices <= 1 for rank in evidence)
         return "single" if alone else "other"
     return _STRATEGIES.get(named, "other")
 
 
 def parallelism_name(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str | None:
     """What the traces' operators and collectives look like; None if nothing communicates."""
-    if any(one.data_parallel for one in evidence):
+    if any(rank.data_parallel for rank in evidence):
         return _DATA_PARALLEL
-    if any(one.stand_in for one in evidence):
+    if any(rank.stand_in for rank in evidence):
         return _STAND_IN
     kinds = set(collectives.words("kind").counts)
     if not kinds:
         return None
-    kinds = kinds.union(*(one.requested_kinds for one in evidence))
-    if any(one.autograd for one in evidence):
+    kinds = kinds.union(*(rank.requested_kinds for rank in evidence))
+    if any(rank.autograd for rank in evidence):
         return _by_collectives(evidence, kinds)
-    ddp = any(one.ddp_forward for one in evidence)
+    ddp = any(rank.ddp_forward for rank in evidence)
     return _DDP_BY_RANGE if ddp and "all_reduce" in kinds else _NO_BACKWARD
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
     """The first name that applies, from what shows most to what shows least."""
     reduced, scattered = _together(evidence)
-    ddp = any(one.ddp_forward for one in evidence)
+    ddp = any(rank.ddp_forward for rank in evidence)
     reduces = "all_reduce" in kinds
     gathers_after = scattered.after > 0 and "all_gather" in kinds
     besides = _ACTIVATIONS * bool(reduced.activations)
@@ -313,14 +313,14 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
 def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
     """All processes' all-reduces and reduce-scatters."""
     return (
-        _sum([one.all_reduces for one in evidence]),
-        _sum([one.reduce_scatters for one in evidence]),
+        _sum([rank.all_reduces for rank in evidence]),
+        _sum([rank.reduce_scatters for rank in evidence]),
     )
 
 
 def _sum(parts: Sequence[Requests]) -> Requests:
     names = Requests.__struct_fields__
-    return Requests(*(sum(getattr(one, name) for one in parts) for name in names))
+    return Requests(*(sum(getattr(part, name) for part in parts) for name in names))
 
 
 def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
@@ -330,12 +330,12 @@ def _seen(evidence: Sequence[ParallelismEvidence], collectives: Table) -> str:
     reduced, scattered = _together(evidence)
     parts += _requested("all-reduces", reduced)
     parts += _requested("reduce-scatters", scattered)
-    if any(one.ddp_forward for one in evidence):
+    if any(rank.ddp_forward for rank in evidence):
         parts.append("DistributedDataParallel's forward range")
     groups = len(collectives.words("group").counts)
     if groups > 1:
         parts.append(f"{groups} process groups")
-    if devices := max((one.devices for one in evidence), default=0):
+    if devices := max((rank.devices for rank in evidence), default=0):
         parts.append(f"{counted(devices, 'device')} per process")
     return ", ".join(parts) or "its ranges alone"
 

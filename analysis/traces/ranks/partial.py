@@ -41,7 +41,7 @@ def write_partial(ranks: RankTables, place: Path) -> None:
     import pyarrow.parquet as pq
 
     head = _Head(FORMAT_VERSION, list(ranks.unread))
-    records = [msgspec.msgpack.encode(one) for one in ranks.ranks]
+    records = [msgspec.msgpack.encode(rank) for rank in ranks.ranks]
     arrays = [
         texts(records, pa.binary()),
         *(

@@ -125,8 +125,8 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
     such block; else the position among its host's ranks. Raises DpscopeError if `switches` contains
     none of the hosts.
     """
-    known = [one for one in summaries if one.rank is not None]
-    hosts = [one.host or one.read_on for one in known]
+    known = [summary for summary in summaries if summary.rank is not None]
+    hosts = [place.host or place.read_on for place in known]
     # By its full or short name.
     found = [
         None if host is None else switches.get(host) or switches.get(host.partition(".")[0])
@@ -138,7 +138,10 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
             f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
     table = Table.of(
-        rank=[one.rank for one in known], host=hosts, local_rank=[None] * len(known), switch=found
+        rank=[place.rank for place in known],
+        host=hosts,
+        local_rank=[None] * len(known),
+        switch=found,
     )
     table = table.take(table.group("rank").first)
     rows = np.flatnonzero(table.known("host"))
@@ -263,7 +266,7 @@ def with_host_findings(analysis: Job, places: Table) -> Job:
 
 def _missing(analysis: Job) -> Iterator[Finding]:
     world_size, summaries = analysis.world_size, analysis.summaries
-    missing = missing_ranks([one.rank for one in summaries], world_size)
+    missing = missing_ranks([summary.rank for summary in summaries], world_size)
     if not missing or world_size is None or len(summaries) < 2:
         return
     read = world_size - len(missing)

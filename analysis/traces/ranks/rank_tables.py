@@ -95,11 +95,11 @@ class RankTables:
 
     @property
     def summaries(self) -> tuple[TraceSummary, ...]:
-        return tuple(one.summary for one in self.ranks)
+        return tuple(rank.summary for rank in self.ranks)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(finding for one in self.ranks for finding in one.findings)
+        return tuple(finding for rank in self.ranks for finding in rank.findings)
 
     def places(self, name: str) -> IntColumn:
         """The place of the rank of each row of a table."""
@@ -125,8 +125,8 @@ class RankTables:
 
     def order(self) -> list[int]:
         """Places of the ranks, in `rank_order`."""
-        sources = [f"{one.summary.source}\0{one.origin.file}" for one in self.ranks]
-        numbers = [one.summary.rank for one in self.ranks]
+        sources = [f"{rank.summary.source}\0{rank.origin.file}" for rank in self.ranks]
+        numbers = [rank.summary.rank for rank in self.ranks]
         return rank_order(numbers, sources)
 
     def each_once(self) -> list[int]:
@@ -168,7 +168,7 @@ def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]
     """Places of traces by rank, unknown ranks last; those of the same rank by their source."""
     return sorted(
         range(len(ranks)),
-        key=lambda one: (ranks[one] is None, ranks[one] or 0, sources[one]),
+        key=lambda index: (ranks[index] is None, ranks[index] or 0, sources[index]),
     )
 
 

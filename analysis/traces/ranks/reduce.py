@@ -125,7 +125,7 @@ def reduce_traces(
     origins = {file: origin_of(file) for file in files}
     unfinished = place.with_name(place.name + _UNFINISHED)
     earlier = _earlier(place, unfinished, origins)
-    known = {one.origin for one in earlier.ranks}
+    known = {rank.origin for rank in earlier.ranks}
     missing = {file: origin for file, origin in origins.items() if origin not in known}
     reading = _Reading(
         missing,
@@ -208,7 +208,7 @@ class _Reading:
 
 def _written(ranks: RankTables, place: Path, read: int, kept: int) -> Reduced:
     write_partial(ranks, place)
-    cut_short = tuple(one.origin.file for one in ranks.ranks if one.summary.cut_short)
+    cut_short = tuple(rank.origin.file for rank in ranks.ranks if rank.summary.cut_short)
     return Reduced(
         path=place,
         ranks=len(ranks.ranks),
@@ -240,7 +240,7 @@ def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None])
             found.append(read_partial(unfinished))
     earlier = join_ranks(found)
     now, origins = {str(file.absolute()) for file in files}, set(files.values())
-    had = {one.origin.file for one in earlier.ranks}
+    had = {rank.origin.file for rank in earlier.ranks}
     if gone := sorted(had - now):
         raise DpscopeError(
             f"{place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "

@@ -173,7 +173,7 @@ def _longer_step(own: Table, usual: Table) -> str:
         longer_us["exposed_wait"] *= ranks / max(ranks - 1, 1)
     if not longer_us:
         return text
-    part = max(longer_us, key=lambda one: longer_us[one])
+    part = max(longer_us, key=lambda key: longer_us[key])
     last = own["rank"][np.nan_to_num(own["exposed_wait_us"]).argmin()]
     return f"{text}: {_LONGER[part].format(time=show_time(longer_us[part]), rank=last)}"
 

@@ -91,7 +91,7 @@ def _each_job(
     found = find_jobs(
         [whole.ranks[place].summary for place in kept],
         [holders[place] for place in kept],
-        [not_read(one.message) for one in whole.unread],
+        [not_read(file.message) for file in whole.unread],
     )
     if one_alone:
         require_one_job(found.jobs, paths, one_alone)
@@ -141,8 +141,8 @@ def _read(
 def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     """The analysis of a job's ranks; `findings` are of the files, and go first."""
     tables, matching = job_tables(job)
-    steps, ranks = tables.steps, [one.rank for one in job.summaries]
-    communication_known = all(one.communication_shown for one in job.summaries)
+    steps, ranks = tables.steps, [summary.rank for summary in job.summaries]
+    communication_known = all(summary.communication_shown for summary in job.summaries)
     analysis = Job(
         **_facts(job.summaries, tables.collectives),
         tables=tables,
@@ -156,7 +156,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
             *uneven_steps(steps),
             *far_longer_steps(steps),
             *parallelism_finding(
-                [one.parallelism for one in job.summaries],
+                [summary.parallelism for summary in job.summaries],
                 tables.collectives,
             ),
         ),
@@ -172,9 +172,13 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
 
 def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, Any]:
     """Ranks and devices as the traces show them; a trace that shows neither is of one process."""
-    evidence = [one.parallelism for one in summaries]
-    ranks = [one.rank for one in summaries if one.rank is not None]
-    sizes = [one.world_size for one in evidence if one.world_size is not None]
+    evidence = [summary.parallelism for summary in summaries]
+    ranks = [summary.rank for summary in summaries if summary.rank is not None]
+    sizes = [
+        rank_evidence.world_size
+        for rank_evidence in evidence
+        if rank_evidence.world_size is not None
+    ]
     largest_group, read = int(collectives["group_size"].max(initial=0)), len(evidence)
     processes = max(
         [
@@ -190,7 +194,7 @@ def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, A
     return {
         "name": f"traces of {ranks_read}" if processes > 1 else "trace of one process",
         "strategy": traced_strategy(evidence, collectives),
-        "devices": max(processes, *(one.devices for one in evidence)),
+        "devices": max(processes, *(rank_evidence.devices for rank_evidence in evidence)),
         "processes": processes,
     }
 
@@ -217,11 +221,11 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
     windows = windows_of(job.summaries)  # a process may have been traced several times
     origins = [
         RankOrigin(
-            one.rank if one.rank is not None else -1,
-            one.zero_ns,
-            one.host,
+            summary.rank if summary.rank is not None else -1,
+            summary.zero_ns,
+            summary.host,
         )
-        for one in job.summaries
+        for summary in job.summaries
     ]
     matched = match_windows(_with_sizes(job), job.places("collectives"), windows, origins)
     collectives, apart = matched.rows, step_times_apart(whole_steps(job.tables["steps"]))
@@ -251,7 +255,7 @@ def _with_sizes(job: RankTables) -> Table:
     NCCL states it only where communicators are made, which a capture of some steps leaves out.
     """
     collectives = job.tables["collectives"]
-    if all(one.format == TraceSummary.format for one in job.summaries):
+    if all(summary.format == TraceSummary.format for summary in job.summaries):
         return collectives
     groups = collectives.group("group")
     ranks = groups.different(collectives["rank"])[groups.code]

@@ -110,7 +110,7 @@ class TableBuilder:
         # Who launched, annotated and ran operators: more than one process, or rank, means several
         # ranks in one file.
         self.processes: dict[Category, Counter[int | str]] = {
-            one: Counter() for one in event_table.HOST
+            host_category: Counter() for host_category in event_table.HOST
         }
         self.ranks: Counter[int | str | None] = Counter()
         self._parts: dict[str, list[Any]] = {
@@ -200,7 +200,10 @@ class TableBuilder:
 
     def _note_processes(self, events: Sequence[Event], category: CodeColumn) -> None:
         """Which processes, and ranks, the events of the host are of."""
-        rows = {one: np.flatnonzero(category == one).tolist() for one in event_table.HOST}
+        rows = {
+            host_category: np.flatnonzero(category == host_category).tolist()
+            for host_category in event_table.HOST
+        }
         for one, processes in self.processes.items():
             processes.update([events[row].pid for row in rows[one]])
         launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
@@ -228,7 +231,7 @@ class TableBuilder:
         for name in dict.fromkeys(names):
             if name not in codes:
                 if len(name) > _LONGEST_NAME:
-                    return self._coded([one[:_LONGEST_NAME] for one in names])
+                    return self._coded([event_name[:_LONGEST_NAME] for event_name in names])
                 codes[name] = len(codes)
                 self._communicates.append(_COMMUNICATION_NAME.search(name) is not None)
         return np.fromiter(map(codes.__getitem__, names), dtype=np.int64, count=len(names))
@@ -298,9 +301,9 @@ def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], 
 
 def _device(event: Event) -> int:
     """The device an event ran on; peer copies name it otherwise, or only by their process id."""
-    for one in (event.args.device, event.args.copy_device, event.pid):
-        if isinstance(one, int) and 0 <= one <= MOST_ORDINAL:
-            return one
+    for number in (event.args.device, event.args.copy_device, event.pid):
+        if isinstance(number, int) and 0 <= number <= MOST_ORDINAL:
+            return number
     return NONE
 
 
@@ -313,7 +316,7 @@ def _peer(event: Event) -> int:
     """The other end of a copy between two devices."""
     own = _device(event)
     ends = (event.args.from_device, event.args.to_device)
-    return next((one for one in ends if one != own and 0 <= one <= MOST_ORDINAL), NONE)
+    return next((end for end in ends if end != own and 0 <= end <= MOST_ORDINAL), NONE)
 
 
 def _shape(event: Event) -> int:

@@ -158,7 +158,7 @@ class EventTable:
 
     def rows(self, kept: IntColumn) -> "EventTable":
         """These rows, given in ascending order, with the names they use."""
-        columns = {one.name: getattr(self, one.name)[kept] for one in fields(self)[:-2]}
+        columns = {field.name: getattr(self, field.name)[kept] for field in fields(self)[:-2]}
         used, columns["name"] = np.unique(columns["name"], return_inverse=True)
         noted = np.fromiter(self.communication, dtype=np.int64, count=len(self.communication))
         noted = noted[np.isin(noted, kept)]

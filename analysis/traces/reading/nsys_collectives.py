@@ -188,7 +188,7 @@ def _groups(calls: Sequence[Call]) -> Iterator[tuple[Call, list[Call]]]:
     """Each end of an outermost group with the calls that move data in it."""
     inside: dict[int, list[Call]] = defaultdict(list)
     depth = Counter[int]()
-    for call in sorted(calls, key=lambda one: one.start_ns):
+    for call in sorted(calls, key=lambda launched: launched.start_ns):
         thread = call.thread
         if call.name == _GROUP_START:
             depth[thread] += 1

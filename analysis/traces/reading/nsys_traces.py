@@ -336,7 +336,7 @@ def export_traces(path: Path, limits: ReadLimits) -> Iterator[Trace]:
     sizes = communicator_sizes([process.calls for process in processes])
     names = reader.names.texts
     del reader
-    for index in np.argsort([one.rank for one in members]).tolist():
+    for index in np.argsort([member_process.rank for member_process in members]).tolist():
         process, own = processes[index], members[index]
         zero_ns = process.zero_ns()
         events = process.table(names)
@@ -437,7 +437,7 @@ def _members(path: Path, processes: Sequence[_Process]) -> tuple[list[Member], b
     where it does not); else by the order of the processes, and all ranks are taken to be there.
     """
     recorded = [one for process in processes if (one := member(process.calls)) is not None]
-    if len({one.rank for one in recorded}) == len(processes):
+    if len({recorded_process.rank for recorded_process in recorded}) == len(processes):
         return recorded, False
     if len(processes) > 1:
         return [

@@ -79,7 +79,9 @@ def read_header(text: TraceText, path: Path, report: ReportFinding) -> Header:
     rank = number("rank", info.get("rank"))
     if rank is None:
         rank = number("rank in the name", rank_in_name(path))
-    named = [one.get("name", "unknown") for one in _listed(devices) if isinstance(one, dict)]
+    named = [
+        listed.get("name", "unknown") for listed in _listed(devices) if isinstance(listed, dict)
+    ]
     base_ns = 0  # a float is too coarse since 1970
     if isinstance(base, int) and 0 <= base < 2**63:
         base_ns = base
@@ -104,7 +106,7 @@ def _process_groups(listed: object) -> Iterator[ProcessGroup]:
         if name is None or not isinstance(ranks, list):
             continue
         whole = len(ranks) == entry.get("pg_size")
-        if whole and all(type(one) is int and one >= 0 for one in ranks):
+        if whole and all(type(rank) is int and rank >= 0 for rank in ranks):
             yield ProcessGroup(name, _text(entry.get("pg_desc")), tuple(ranks))
 
 
@@ -162,7 +164,7 @@ def read_trace(
     def add(decoded: DecodedChunk[Event]) -> None:
         builder.add(decoded.events, decoded.subtracted_us)
         if not builder.rows:  # of events with a duration
-            foreign.update(one.cat for one in decoded.events if one.ph in ("X", "B"))
+            foreign.update(event.cat for event in decoded.events if event.ph in ("X", "B"))
         watch(decoded.events)
 
     reading = read_events(path, limits, EVENTS, add)

@@ -94,13 +94,13 @@ class Words:
         """Columns one below the other."""
         words: list[str | None] = []
         codes = []
-        for one in columns:
-            words += [*one.categories, None]
+        for column in columns:
+            words += [*column.categories, None]
             codes.append(
                 np.where(
-                    one.code < 0,
+                    column.code < 0,
                     len(words) - 1,
-                    len(words) - 1 - len(one.categories) + one.code,
+                    len(words) - 1 - len(column.categories) + column.code,
                 )
             )
         return cls.coded(np.concatenate(codes), words)
@@ -314,7 +314,7 @@ class FrameOf:
 
 def joined(tables: Sequence[Table]) -> Table:
     """Tables with the same columns, one below the other; those without rows need no columns."""
-    kept = [one for one in tables if len(one)] or list(tables[:1])
+    kept = [table for table in tables if len(table)] or list(tables[:1])
     if len(kept) == 1:
         return kept[0]
     return Table(
@@ -462,11 +462,11 @@ def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
 
 
 def _joined(columns: Sequence[Column]) -> Column:
-    words = [one for one in columns if isinstance(one, Words)]
+    words = [column for column in columns if isinstance(column, Words)]
     return (
         Words.joined(words)
         if words
-        else np.concatenate([one for one in columns if not isinstance(one, Words)])
+        else np.concatenate([column for column in columns if not isinstance(column, Words)])
     )
 
 
@@ -488,7 +488,7 @@ def _stored(value: object, kind: Kind, length: int) -> Column:
         return value.astype(dtype, copy=False)
     missing = np.nan if kind == "real" else UNKNOWN
     return np.array(
-        [missing if one is None else one for one in cast("Iterable[object]", value)], dtype=dtype
+        [missing if item is None else item for item in cast("Iterable[object]", value)], dtype=dtype
     )
 
 

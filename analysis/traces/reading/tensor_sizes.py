@@ -127,7 +127,8 @@ def recorded_buffers(name: str, input_dims: bytes, input_type: bytes) -> Communi
         return CommunicationArgs()
     arguments = _arguments(dims, types)
     absurd = any(
-        one is not None and max(one.elements, one.bytes or 0) >= MOST_COUNT for one in arguments
+        argument is not None and max(argument.elements, argument.bytes or 0) >= MOST_COUNT
+        for argument in arguments
     )
     if absurd or b"null" in input_dims:  # what NaN was repaired to
         return None
@@ -149,7 +150,7 @@ def _sent_and_received(
 
 def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArgs:
     """Elements and their one type, or bytes where types are mixed."""
-    dtypes = {one.dtype for one in (sent, received) if one is not None} - {None}
+    dtypes = {tensors.dtype for tensors in (sent, received) if tensors is not None} - {None}
     sizes: dict[str, Any] = {"dtype": next(iter(dtypes)) if len(dtypes) == 1 else None}
     for name, one in (("input", sent), ("output", received)):
         if one is not None and one.bytes is not None and (len(dtypes) > 1 or one.dtype is None):
@@ -160,7 +161,7 @@ def _buffers(sent: _Tensor | None, received: _Tensor | None) -> CommunicationArg
 
 
 def _together(arguments: list[_Tensor | None]) -> _Tensor | None:
-    tensors = [one for one in arguments if one is not None]
+    tensors = [argument for argument in arguments if argument is not None]
     if not tensors:
         return None
     dtypes, sizes = {tensor.dtype for tensor in tensors}, [tensor.bytes for tensor in tensors]
