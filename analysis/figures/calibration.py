@@ -213,7 +213,7 @@ def _trace_panel(
         axes.errorbar(
             rows["bytes"][sizes.first].astype(float),
             means,
-            yerr=np.array(spread),
+            yerr=np.maximum(spread, 0.0),  # of a single rate rounding leaves less than 0
             fmt=markers[cell],
             markersize=5,
             capsize=2,
