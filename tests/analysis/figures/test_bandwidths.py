@@ -43,3 +43,15 @@ def test_the_trace_is_drawn_as_the_tables_state_it_next_to_the_calibrated_sizes(
         "sizes far from those of the trace are left out"
     )
     assert rates == pytest.approx([4.0] * len(sizes))
+
+
+def test_equal_rates_have_a_whisker_of_no_length() -> None:
+    """1 / (1 / 49) is above 49 in double precision, and no whisker may be below 0."""
+    steps = windows(DDP, 2, 2, step_us=9e3, compute_us=5e3, communication_us=2e3)
+    moved = all_reduces(DDP, 2, [(2e6, 0.0, 1000.0)], 2)
+    moved = moved.assign(busbw_gb_per_s=np.full(len(moved), 49.0))
+    run = run_of(cell_data(DDP, [[9e3] * 8] * 2, steps, moved))
+    calibrated = fitted(timed(2, 0.0, 4.0, [1 << 20, 1 << 21, 1 << 22]))
+    (axes,) = known(bandwidths(run, Costs(None, calibrated))).axes
+    _, rates = drawn(axes, "trace, ddp-d2-b8: mean")
+    assert rates == pytest.approx([49.0])
