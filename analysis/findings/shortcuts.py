@@ -4,9 +4,9 @@ and reason of their errors.
 
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
+from dpscope.analysis.findings.facts import TIMED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
-from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.stats.samples import Interval, half_width
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
@@ -20,7 +20,13 @@ _MOST = 0.5
 
 def shortcuts_fact(row: CellRow, data: Job) -> Fact:
     """A line for each estimate."""
-    basis = f"{_ADDED}: {TIMED}; what it is compared with: {TRACED}"
+    basis = "; ".join(
+        (
+            f"{_ADDED}: {TIMED}, its interval from how the repeats differ",
+            "what it is compared with: means of the traced steps, without an interval",
+            *(f"ring formula: {rate.description}" for rate in row.ring_rates),
+        )
+    )
     lines = (
         _subtraction(row, data),
         _ring(row, data),
@@ -45,7 +51,7 @@ def _subtraction(row: CellRow, data: Job) -> str:
     if bounds is None:
         measured = f"{scale.number(exposed_us)} measured"
         return f"{result}, {measured}: cannot be checked without an interval (too few repeats or steps)"
-    judged = _against_exposed(estimate_us, exposed_us, bounds)
+    judged = _judged(estimate_us, exposed_us, bounds)
     if judged is not None:
         return f"{result}: {judged}"
     error_us = estimate_us - exposed_us
@@ -53,12 +59,16 @@ def _subtraction(row: CellRow, data: Job) -> str:
     return f"{result}: {compared}: {_why(row, data.on_device, error_us, scale)}"
 
 
-def _against_exposed(estimate_us: float, exposed_us: float, bounds: Interval) -> str | None:
-    """That the estimate agrees, or is too noisy to be judged; None where it is off."""
-    close = abs(estimate_us - exposed_us) <= CLOSE * exposed_us
-    includes = bounds.low <= exposed_us <= bounds.high
+def _judged(estimate_us: float, measured_us: float, bounds: Interval | None) -> str | None:
+    """That the estimate agrees, or that noise hides whether it does; None where it is off. `bounds`
+    are the interval of the estimate, where that was measured.
+    """
+    close = abs(estimate_us - measured_us) <= CLOSE * measured_us
+    if bounds is None:
+        return "agrees" if close else None
+    includes = bounds.low <= measured_us <= bounds.high
     # an interval that wide shows no agreement either
-    wide = bounds.half_width(estimate_us) > _WIDE * exposed_us
+    wide = bounds.half_width(estimate_us) > _WIDE * measured_us
     if includes and (wide or not close):
         return "too noisy"
     return "agrees" if close else None
@@ -118,14 +128,27 @@ def _ring(row: CellRow, data: Job) -> str:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
         return f"{result}: the transfer time is unknown ({missing})"
     measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
-    if abs(ring_us - transfer_us) <= CLOSE * transfer_us:
-        return f"{result}: agrees, {measured}"
+    judged = _judged(ring_us, transfer_us, _noise_around(ring_us, data))
+    if judged == "agrees":
+        return f"{result} agrees: {measured} {scale.unit}"
+    if judged is not None:
+        return f"{result}; {measured}: {judged}"
     if ring_us > transfer_us:
         cause = "the calibration was slower than the run; calibrate again"
         if of_link:
             cause = "the link is faster than that"
         return f"{result}; {measured}: {cause}"
     return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
+
+
+def _noise_around(ring_us: float, data: Job) -> Interval | None:
+    """The formula's value, which has no noise, with the interval of the transfers that it is
+    compared with; None of one repeat.
+    """
+    windows = data.whole_windows.take(data.whole_windows.known("transfer_us"))
+    repeats = windows.group("repeat").means(windows["transfer_us"])
+    half_us = half_width(repeats)
+    return None if half_us is None else Interval(ring_us - half_us, ring_us + half_us)
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:

@@ -8,9 +8,10 @@ from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger
+from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import Cell
 from tests.helpers.made_rows import made_row, with_values
-from tests.helpers.run_cells import cell_data, traced_table
+from tests.helpers.run_cells import cell_data, traced_table, windows
 
 RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB /
@@ -146,3 +147,24 @@ def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> No
     assert lines(**hidden, predicted_transfer_us=60.5e3)[1].endswith(
         "took 79.6: compute ran at the same time"
     )
+
+
+@pytest.mark.parametrize(
+    ("off_us", "said"),
+    [
+        (600.0, " agrees: all transfers, hidden ones too, took 41.0 ms"),
+        (10e3, "; all transfers, hidden ones too, took 41.0: too noisy"),
+    ],
+)
+def test_the_formula_is_judged_by_the_spread_of_the_transfers(off_us: float, said: str) -> None:
+    """41.5 ms by the formula; two repeats at 41 ms -+ `off_us`, whose interval is 12.7 times that
+    wide on each side by Student's t: 7.6 ms, or more than half of 41.
+    """
+    cell = Cell("ddp", 2, 8)
+    repeats = [
+        windows(cell, 5, 1, step_us=552e3, transfer_us=41e3 + change)
+        for change in (-off_us, off_us)
+    ]
+    steps = joined([table.assign(repeat=number) for number, table in enumerate(repeats)])
+    row = with_values(ROW, ledger=LEDGER, transfer_us=41e3)
+    assert shortcuts_fact(row, cell_data(cell, [], steps)).lines[1].endswith(said)
