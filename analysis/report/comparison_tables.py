@@ -106,6 +106,8 @@ _STEP = (
 _SHORTCUTS = {  # column -> its heading here
     "exposed_us": "exposed",
     "same_local_batch_us": "t_N(b)-t_1(b)",
+    "same_local_batch_low_us": "low",
+    "same_local_batch_high_us": "high",
     "same_local_batch_error_exposed_us": "error",
     "transfer_us": "transfers",
     "ring_us": "ring",
@@ -140,6 +142,7 @@ def shortcut_table(comparison: Comparison) -> TextTable | None:
         "Measured (traced) against the shortcuts [{unit}]: shortcut = measured + error",
         tuple(_SHORTCUTS),
         [row for row in summarised(comparison) if row.devices > 1],
+        ["low, high: 95% interval of t_N(b)-t_1(b)"] if comparison.timed else [],
         headings=_SHORTCUTS,
         whole=comparison.timed,
     )

@@ -30,7 +30,10 @@ _GAP = (
         meaning="Devices and batch per device, equal on both sides, and DDP's variant",
     ),
     *estimate_fields(
-        "ratio", _PLAIN_RATIO, "DP's median untraced step over DDP's: above 1, DDP is faster"
+        "ratio",
+        _PLAIN_RATIO,
+        "DP's median untraced step over DDP's: above 1, DDP is faster",
+        ends=_FRACTION,
     ),
     Field("gap", "gap_us", "time", "DP's median untraced step minus DDP's"),
     Field("exposed comm.", "exposed_us", "time", "Exposed communication, DP minus DDP"),
