@@ -27,7 +27,11 @@ DEFAULT_DEVICES = "all GPUs in powers of two; 1,2 on the CPU"
 Out = Annotated[Path, typer.Option(help="the run folder; what is done there already is kept")]
 Config = Annotated[Path | None, typer.Option(help="a TOML file with the same settings; flags win")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="print every table and finding, not only the first screen")
+    bool,
+    typer.Option(
+        "--verbose",
+        help="print every finding and the tables of cells, steps, collectives and ranks; the page has all",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the report's path alone")]
 OpenPage = Annotated[bool, typer.Option("--open", help="open the report's page in the browser")]
