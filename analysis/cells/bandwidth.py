@@ -107,7 +107,7 @@ def subtraction_gb_per_s(cell: CellView) -> float:
 @BANDWIDTH.column(
     "ring by subtraction",
     "bandwidth",
-    "Bytes of the ring formula / (t_N(b) - t_1(b)), which per epoch is T_N - T_1(b)/N",
+    "Bytes of the ring formula / (t_N(b) - t_1(b)), no measured rate",
 )
 def ring_subtraction_gb_per_s(cell: CellView) -> float:
     loads = ring_loads(cell.data)

@@ -5,8 +5,8 @@ t_N(b) is a step on N devices at b samples per device, G = N b. The subtractions
 take for communication; the columns next to them are how far each is from what was measured, and
 what shows why. Assumptions: same_local_batch is sound as added wall time; ideal_split takes all of
 t_1(G) to shrink with the batch and errs by its fixed part; same_total compares different work per
-device and goes negative as soon as parallel training pays. An epoch has the same steps on both
-sides, N times fewer of them than one device needs at b.
+device and goes negative as soon as parallel training pays. Epochs are over the same samples: one
+device at b needs N times as many steps, but for the rounding to whole ones.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dpscope.analysis.cells.identity import (
     single_at_same_batch,
 )
 from dpscope.analysis.cells.predicted import all_known, cell_place, model_sizes, place_of
-from dpscope.analysis.cells.times import NO_STEP, ends_of
+from dpscope.analysis.cells.times import NO_STEP, ends_of, epoch_seconds
 from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.costs.formulas import ring_us as ring_formula_us
@@ -206,23 +206,38 @@ def same_total_local_batch_us(cell: CellView) -> float:
     return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us
 
 
+def _epoch_us(data: Job) -> float:
+    return 1e6 * known(epoch_seconds(data)[0], "the length of an epoch is not known")
+
+
 @ESTIMATES.column(
-    "T_N-T_1(b)/N", "time", "Of an epoch: one device at the same batch b has N times as many steps"
+    "T_N-T_1(b)/N",
+    "time",
+    "Of epochs, each of whole steps: one device at the same batch b has N times as many",
+    needs=subtractable,
 )
 def same_local_batch_epoch_us(cell: CellView) -> float:
-    return cell.same_local_batch_us * cell.steps_per_epoch
+    return _epoch_us(cell.data) - _epoch_us(single_at_same_batch(cell).data) / cell.devices
 
 
 @ESTIMATES.column(
-    "T_N-T_1(G)/N", "time", "Of an epoch, against one device at the global batch G, divided by N"
+    "T_N-T_1(G)/N",
+    "time",
+    "Of epochs, against one device at the global batch G, divided by N",
+    needs=subtractable,
 )
 def ideal_split_epoch_us(cell: CellView) -> float:
-    return cell.ideal_split_us * cell.steps_per_epoch
+    return _epoch_us(cell.data) - _epoch_us(single_at_global_batch(cell).data) / cell.devices
 
 
-@ESTIMATES.column("T_N-T_1(G)", "time", "Of an epoch, against one device at the global batch G")
+@ESTIMATES.column(
+    "T_N-T_1(G)",
+    "time",
+    "Of epochs, against one device at the global batch G",
+    needs=subtractable,
+)
 def same_total_epoch_us(cell: CellView) -> float:
-    return cell.same_total_us * cell.steps_per_epoch
+    return _epoch_us(cell.data) - _epoch_us(single_at_global_batch(cell).data)
 
 
 @ESTIMATES.column("exposed", "time", "Exposed communication of an epoch's steps")
@@ -348,7 +363,7 @@ def ring_error_us(cell: CellView) -> float:
 @ESTIMATES.column(
     "ring's rate",
     "text",
-    "specification: the link's, from --link or NVML; else calibration: its bus bandwidth at its largest size",
+    "specification: the link's, from --link or NVML; else calibration: the bus bandwidth by its fit at its largest size",
 )
 def ring_source(cell: CellView) -> str:
     return ring_rates(cell)[0].source

@@ -78,7 +78,6 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
         row[f"speedup_{letter}"] = speedup
         row[f"efficiency_{letter}"] = None if speedup is None else speedup / data.devices
         row[f"alone_{letter}_us"] = alone_us
-    _subtract(row)
     steps = compared.steps_per_epoch
     row["added_half_us"] = _times(steps, _half_width(compared, "same_local_batch_us"))
     row["speedup_b_half"] = _times(data.devices, _half_width(compared, "weak_efficiency"))
@@ -98,22 +97,6 @@ def _half_width(row: CellRow, column: str) -> float | None:
     """Half the 95% interval of a column, on the wider side."""
     value, bounds = row.number(column), row.interval(column)
     return None if value is None or bounds is None else bounds.half_width(value)
-
-
-def _subtract(row: dict[str, Any]) -> None:
-    """Set a row's subtractions, and the rate that follows from one, to those of its epochs."""
-    alone_b_us, alone_g_us = row["alone_b_us"], row["alone_g_us"]
-    epoch_us, devices = row["epoch_us"], row["devices"]
-    if row["same_local_batch_epoch_us"] is not None and alone_b_us is not None:
-        added_us = epoch_us - alone_b_us / devices
-        of_steps = ratio(row["same_local_batch_epoch_us"], added_us) if added_us > 0 else None
-        rate = row["ring_subtraction_gb_per_s"]
-        if rate is not None:
-            row["ring_subtraction_gb_per_s"] = None if of_steps is None else rate * of_steps
-        row["same_local_batch_epoch_us"] = added_us
-    if row["same_total_epoch_us"] is not None and alone_g_us is not None:
-        row["ideal_split_epoch_us"] = epoch_us - alone_g_us / devices
-        row["same_total_epoch_us"] = epoch_us - alone_g_us
 
 
 def _epoch_us(data: Job) -> float | None:
@@ -310,8 +293,7 @@ def rate_table(report: Results) -> TextTable:
             "ring by subtraction",
             "ring_subtraction_gb_per_s",
             "bandwidth",
-            "bytes that the ring formula moves in an epoch over T_N-T_1(b)/N, not a measured rate; "
-            "comparison.csv has that of a step",
+            "bytes that the ring formula moves in a step over t_N(b)-t_1(b), not a measured rate",
         ),
         Field(
             "algbw",
