@@ -50,11 +50,29 @@ def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> 
     for row in table.rows:
         values = [float(value) if value != "NA" else None for value in row[1:]]
         for measured, shortcut, error in (
-            (values[0], values[1], values[2]),
-            (values[3], values[4], values[5]),
+            (values[0], values[1], values[4]),
+            (values[5], values[6], values[7]),
         ):
             if measured is not None and shortcut is not None and error is not None:
                 assert shortcut == pytest.approx(measured + error, abs=0.021)
+
+
+def test_a_table_of_shortcuts_shows_the_interval_of_the_subtraction(report: Report) -> None:
+    shown = numbers(report.first["shortcuts"], "ddp-d2-b128")
+    in_words = known(
+        re.search(r"\(([-\d.]+) to ([-\d.]+)\): too noisy", said(report.verdict, "shortcuts"))
+    )
+    low, high = map(float, in_words.groups())
+    assert shown["low"] == pytest.approx(low, abs=0.051)
+    assert shown["high"] == pytest.approx(high, abs=0.051)
+
+
+def test_an_epochs_subtraction_is_one_value_in_the_table_and_in_the_columns(report: Report) -> None:
+    table = report.study["study_estimates"]
+    rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    ddp = next(row for row in rows if row["strategy"] == "ddp")
+    column_us = known(report.comparison.rows["ddp-d2-b128"].same_local_batch_epoch_us)
+    assert float(ddp["T_N-T_1(b)/N [s]"]) == pytest.approx(column_us / 1e6, abs=6e-4)
 
 
 def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report: Report) -> None:
