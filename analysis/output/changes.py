@@ -260,7 +260,7 @@ def _judge(
         status = REGRESSION
     else:
         status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
-        answer = "".join(f"Not judged: {reason.message}. " for reason in lost) + answer
+        answer = "".join(f"{reason.message}. " for reason in lost) + answer
     findings = [*differ, *lost, *undecided]
     return Judgement(
         changes,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from dpscope.analysis.runs.class_change import ClassChange, PartChange
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_changes, show_share
+from dpscope.analysis.text.units import show_changes, show_share, show_time
 from dpscope.profiling.records.finding import grouped
 
 MOST_ROWS = 12  # classes in a table
@@ -15,6 +15,7 @@ _MOST_NAMED = 3  # parts in the sentence
 _LEAST_NAMED = 0.05  # of all changes, either way
 _LEAST_SHOWN = 0.01
 _MOST_LETTERS = 26  # of an operator's name in a table of 80 columns
+_LEAST_CHANGE = 0.001  # of the step
 _NOTHING_US = 1e-3
 _NODE = "autograd::engine::evaluate_function: "
 
@@ -29,11 +30,13 @@ class _Named:
 
 def sentence_of(step: StepChange) -> str:
     """Such as ``ddp-d2-b32: traced step 4.1 ms longer (8.0%): +3.0 ms waiting for rank 3, ...``."""
-    named = [
-        _Named(part.change_us, part.part)
-        for part in step.parts
-        if not (step.classes and part.part == COMPUTE)
-    ]
+    if not _shows_change(step):
+        return f"{step.cell}: the traced steps do not show it ({show_time(step.after_us)} in both)."
+    named = []
+    for part in step.parts:
+        if step.classes and part.part == COMPUTE:
+            continue
+        named.append(_Named(part.change_us, part.part))
     named += _compute_named(step.classes)
     named.sort(key=lambda entry: -abs(entry.change_us))
     least_us = _LEAST_NAMED * sum(abs(entry.change_us) for entry in named)
@@ -47,6 +50,15 @@ def sentence_of(step: StepChange) -> str:
     share = show_share(abs(step.change_us) / step.before_us)
     change = f"{changes[0].lstrip('+-')} {direction} ({share})"
     return f"{step.cell}: traced step {change}: {', '.join(texts)}."
+
+
+def _shows_change(step: StepChange) -> bool:
+    """Whether the traced step, a part of it or a class of its kernels changed."""
+    least_us = _LEAST_CHANGE * step.before_us
+    for part in (*step.parts, *step.classes):
+        if _size(part) >= least_us:
+            return True
+    return abs(step.change_us) >= least_us
 
 
 def _compute_named(classes: Sequence[ClassChange]) -> Iterator[_Named]:
@@ -126,8 +138,11 @@ def _summed(classes: Sequence[ClassChange]) -> ClassChange:
 
 def tables_of(step: StepChange, most: int = MOST_ROWS) -> Iterator[TextTable]:
     """The parts of the step, which add up to it, and the classes of kernels, which add up to its
-    compute: the largest changes first, small ones and those after the first `most` summed.
+    compute: the largest changes first, small ones and those after the first `most` summed. None
+    where nothing changed.
     """
+    if not _shows_change(step):
+        return
     whole = PartChange(
         "traced step",
         step.before_us,

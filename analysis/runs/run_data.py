@@ -164,8 +164,9 @@ def _first_failure(run: RunData) -> str:
     for data in run.cells.values():
         for result in data.results:
             if result.status not in ("ok", "skipped"):
+                failure = f"{result.cell.name} {result.status}: {result.message}"
                 log = run.folder.repeat(result.cell, result.repeat).log_path
-                return f"{result.cell.name} {result.status}: {result.message}; read {log}"
+                return failure if result.status == "interrupted" else f"{failure}; read {log}"
     return f"nothing to analyze; run `dpscope run --out {run.path}` to measure it"
 
 

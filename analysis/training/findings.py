@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from dpscope.analysis.stats.samples import Verdict
+from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
 from dpscope.analysis.training.seed_statistics import (
     FEWEST_SEEDS,
@@ -19,7 +20,11 @@ def training_findings(data: TrainingData) -> list[Finding]:
     for cell in data.trained:
         findings += _about_cell(data, cell)
     findings += _few_seeds(data)
-    findings += [_about(each) for each in differences(data) if each.points is not None]
+    findings += [
+        _about(difference)
+        for difference in differences(data)
+        if difference.verdict != "too_few_samples"  # of which few_seeds warns
+    ]
     return list(dict.fromkeys(findings))
 
 
@@ -62,11 +67,11 @@ def _few_seeds(data: TrainingData) -> Iterator[Finding]:
         )
 
 
+_POINTS = choose_unit("percent", ())  # of as many decimals as accuracies have
 _JUDGED: dict[Verdict, str] = {
     "above": "test accuracy is higher",
     "below": "test accuracy is lower",
     "no_difference_shown": "no significant difference in test accuracy",
-    "too_few_samples": "test accuracy is not judged",
 }
 _CHECK = (
     "check what differs: batch per device (batch norm), learning rate for the global batch, precision; "
@@ -76,21 +81,18 @@ _ACTIONS: dict[Verdict, str] = {
     "above": _CHECK,
     "below": _CHECK,
     "no_difference_shown": "train with more seeds if a smaller difference matters",
-    "too_few_samples": f"train with {FEWEST_SEEDS} seeds or more",
 }
 
 
 def difference_message(difference: CellDifference) -> str:
-    """The difference between two cells with known accuracies as a sentence."""
-    spread, speedup = "unknown", difference.speedup
-    if difference.spread_points is not None:
-        spread = f"{difference.spread_points:.2f} points"
+    """The difference between two cells of enough seeds to judge accuracies as a sentence."""
+    spread, speedup = show(difference.spread_points, _POINTS), difference.speedup
     interval = f"{counted(speedup.count, 'epoch')}, no interval"
     if speedup.low is not None and speedup.high is not None:
         interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
     return (
-        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.points:+.2f} points; "
-        f"{counted(difference.seeds, 'seed')}, spread {spread}); an epoch trains {speedup.value:.2f}x as fast ({interval})"
+        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.shown_points:+.2f} points; "
+        f"{counted(difference.seeds, 'seed')}, spread {spread} points); an epoch trains {speedup.value:.2f}x as fast ({interval})"
     )
 
 

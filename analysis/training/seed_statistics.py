@@ -20,6 +20,7 @@ from dpscope.profiling.records.training import TrainConfig
 
 FEWEST_SEEDS = 3  # below this the spread over seeds is unknown and no accuracies are compared
 _ROUNDING = 1e-9  # percentage points
+_EXACT_DIGITS = 9  # that a difference of percentages keeps
 _SHARED = tuple(name for name in SETTINGS if name in declarations(TrainConfig))
 _WITHOUT_EFFECT = ("seeds", "eval_batch_size", "timeout_s")
 _LEARNING = tuple(name for name in top_level_settings(TrainConfig) if name not in _WITHOUT_EFFECT)
@@ -105,6 +106,14 @@ class CellDifference:
     seeds: int  # of the side with fewer
     verdict: samples.Verdict
     speedup: samples.Estimate
+
+    @property
+    def shown_points(self) -> float | None:
+        """The difference between both accuracies as they are shown, with two decimals each."""
+        if self.accuracy_percent is None or self.points is None:
+            return None
+        against_percent = round(self.accuracy_percent - self.points, _EXACT_DIGITS)
+        return round(self.accuracy_percent, 2) - round(against_percent, 2)
 
 
 def cell_difference(

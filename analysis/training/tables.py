@@ -173,7 +173,7 @@ _DIFFERENCE = (
     CELL,
     Field("against", "against", meaning="The cell that it is compared with"),
     Field("accuracy", "accuracy_percent", _PERCENT, _MEDIAN),
-    Field("difference", "points", _POINTS, _MINUS),
+    Field("difference", "shown_points", _POINTS, _MINUS),
     Field("seed spread", "spread_points", _POINTS, _WIDER),
     Field("seeds", "seeds", meaning="Complete trainings, of the side with fewer"),
     Field("verdict", lambda difference: _VERDICTS[difference.verdict], meaning=_EXCEEDS),

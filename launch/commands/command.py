@@ -331,7 +331,7 @@ def exit_after(outcome: "Outcome[Any]", show: Callable[[], bool], console: "Cons
     on.
 
     A report that cannot be made is an error by itself only where every job ended well; otherwise
-    the failed jobs are its cause.
+    the failed jobs are its cause. Of a job that the user stopped, its own line has said so.
     """
     sound = False
     try:
@@ -339,5 +339,6 @@ def exit_after(outcome: "Outcome[Any]", show: Callable[[], bool], console: "Cons
     except DpscopeError as error:  # the settings were valid: what failed, failed while measuring
         if outcome.ok:
             raise
-        console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
+        if not outcome.interrupted:
+            console.print(f"\n{error}", style="bold red", highlight=False, soft_wrap=True)
     raise typer.Exit(outcome.exit_status or int(not sound))

@@ -11,10 +11,14 @@ from dpscope.profiling.store.errors import DpscopeError
 HELP = Help(
     examples=("runs/before runs/after --fail-over 10%",),
     exit_statuses=(
-        ("0", "no step is slower beyond noise"),
-        ("1", "a step is slower beyond noise and --fail-over"),
-        ("2", "a mistake in the command or its input"),
-        ("3", "cannot be judged: too noisy, or settings or machines differ"),
+        ("0", "no step is slower beyond noise by more than --fail-over"),
+        ("1", "a step is slower beyond noise by more than --fail-over"),
+        ("2", "a mistake in the command or its input; without --force, other models"),
+        (
+            "3",
+            "cannot be judged: noise, a missing cell; without --force, other settings or machines",
+        ),
+        ("130", "interrupted by Ctrl-C"),
     ),
 )
 

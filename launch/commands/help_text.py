@@ -110,8 +110,6 @@ def default_texts(values: Mapping[str, object]) -> dict[str, str]:
     def text(value: object) -> str:
         if value is True:
             return "on"
-        if isinstance(value, float):
-            return f"{value:g}"
         return value_text(value)
 
     texts = {}

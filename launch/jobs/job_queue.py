@@ -24,6 +24,7 @@ from dpscope.profiling.records.training import TrainResult
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RunFolder, remove_temporaries
 
+# of outcomes that need no log to be understood
 _STYLES = {"ok": "green", "skipped": "yellow", "interrupted": "yellow"}
 
 
@@ -267,7 +268,7 @@ class JobQueue(Generic[JobT]):
             mark = (outcome.status.replace("_", " "), _STYLES.get(outcome.status, "red"))
             text = f" in {duration_text(took_s)}" + (f": {message}" if message else "")
             self.console.print(Text.assemble(f"{title}: ", mark, text), soft_wrap=True)
-        if outcome.status not in ("ok", "skipped"):
+        if outcome.status not in _STYLES:
             self.console.print(Text(f"  its log: {job.folder.log_path}"), soft_wrap=True)
 
     def _run(self, job: JobT, title: str, left_s: float | None) -> JobOutcome:

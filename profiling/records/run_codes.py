@@ -37,8 +37,7 @@ class RunCode(FindingCode):
         "by more than 10%, some steps took far longer than the others of their repeat, or the "
         "average over all steps is more than 5% from the median step. Tables show medians, which a "
         "few slow steps do not move.",
-        action="close other programs and raise --steps or --repeats; small differences are not "
-        "reliable",
+        action="close other programs and raise --repeats; small differences are not reliable",
         of_many_cells=True,
     )
     DRIFT = Code(

@@ -169,17 +169,21 @@ def check_settings(part: msgspec.Struct) -> None:
 
 def idle_settings(config: msgspec.Struct) -> dict[str, str]:
     """Settings that have no effect with the others as they are, and why."""
-    rules = {name: declared.idle for name, declared in declarations(type(config)).items()}
-    return {name: why for name, idle in rules.items() if idle is not None and (why := idle(config))}
+    reasons = {}
+    for name, declared in declarations(type(config)).items():
+        reason = "" if declared.idle is None else declared.idle(config)
+        if reason:
+            reasons[name] = reason
+    return reasons
 
 
 def value_text(value: object) -> str:
-    """A setting's value as it is written on the command line."""
-    return (
-        ",".join(str(part) for part in value) or "(none)"
-        if isinstance(value, list | tuple)
-        else str(value)
-    )
+    """A setting's value as it is written on the command line, a whole number without decimals."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(value_text, value)) or "(none)"
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return str(value)
 
 
 def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ def test_json_and_github_say_what_the_exit_status_does(
     content = json.loads(said(lost, "json", 3))
     assert (content["verdict"], content["regressions"]) == ("cannot be judged", [])
     assert f"{DDP} cannot be judged" in content["findings"][0]["message"]
+    assert content["answer"].startswith(f"{DDP} cannot be judged: not measured in {lost}. Same: ")
     assert json.loads(said(before, "json", 0))["verdict"] == "no regression"
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.output.changes import print_comparison
+from dpscope.analysis.output.step_changes import sentence_of, tables_of
+from dpscope.analysis.runs.class_change import PartChange
 from dpscope.analysis.runs.run_data import traced_repeats
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange, step_changes
 from dpscope.analysis.text.terminal import Terminal
@@ -154,6 +156,16 @@ def test_the_answer_names_the_parts_and_fits_80_columns(
     assert max(map(len, shown.splitlines())) <= 80
     print_comparison(before, after, 0.5, "github", Terminal())
     assert "aten::op_19" in capsys.readouterr().out
+
+
+def test_traced_steps_that_do_not_differ_are_said_not_to_show_a_change() -> None:
+    """By 0.05% of 20 ms, of which nothing is shown; by 0.1% of it, of which all is."""
+    same = StepChange("ddp-d2-b8", 20e3, 20.01e3, (PartChange(COMPUTE, 20e3, 20.01e3),))
+    assert sentence_of(same) == "ddp-d2-b8: the traced steps do not show it (20.0 ms in both)."
+    assert list(tables_of(same)) == []
+    longer = StepChange("ddp-d2-b8", 20e3, 20.02e3, (PartChange(COMPUTE, 20e3, 20.02e3),))
+    assert "traced step 20.0 µs longer (0.1%)" in sentence_of(longer)
+    assert len(list(tables_of(longer))) == 1
 
 
 def test_traces_without_marked_steps_are_compared_as_one_step(

@@ -113,13 +113,14 @@ def test_the_time_left_without_estimates_is_the_mean_of_those_that_ran(tmp_path:
 def test_a_signal_ends_the_running_job_and_those_after_it_are_not_begun(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    queue, _ = queue_of(tmp_path, hangs="import time; time.sleep(60)", after="raise")
+    queue, printed = queue_of(tmp_path, hangs="import time; time.sleep(60)", after="raise")
     threading.Timer(0.5, signal.raise_signal, [number]).start()
     began_s = time.monotonic()
     assert statuses(queue) == ["interrupted"]
     assert time.monotonic() - began_s < 15  # 3 s of grace and 5 s for SIGKILL, at most
     outcome = Outcome[CellResult]((), queue.stop)
     assert (outcome.ok, outcome.exit_status) == (False, 128 + number)
+    assert "its log" not in printed.getvalue(), "what the user stopped needs no explanation"
 
 
 def printed_of(terminal: bool, tmp_path: Path) -> str:
