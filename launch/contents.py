@@ -19,7 +19,7 @@ GROUPS = {
         "attach": "Measure a training script as it is, on one or more device counts.",
     },
     "Read runs and traces": {
-        "analyze": "Read a run or torch.profiler traces: where does a step go?",
+        "analyze": "Read a run, traces, nsys exports or records: where does a step go?",
         "compare": "Report what got slower or faster between two runs.",
         "tensorboard": "Write a run's TensorBoard folder and serve it.",
         "merge": "Make one trace of all ranks for Perfetto, on one clock.",

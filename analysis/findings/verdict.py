@@ -58,14 +58,6 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     ledger = data.ledger
     setting, limits = _traces_setting(data), limits_of_traces(data)
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
-    if data.communication_known and (data.devices < 2 or not moved):
-        return Verdict(setting, limits, (_no_communication(data), _next(_TRACE_MORE)))
-    if data.devices < 2 or ledger is None:
-        unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
-        lost, again = _lost(data), _TRACE_MORE
-        if lost is not None:
-            again = f"{sentence(lost.message)} {sentence(lost.next_step)}"
-        return Verdict(setting, limits, (unknown, _next(again)))
     known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
         replace(known, ledger=ledger),
@@ -76,6 +68,15 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
         knows_options=False,
         not_split=data.not_split,
     )
+    if data.communication_known and (data.devices < 2 or not moved):
+        following = _next_without_communication(data, situation)
+        return Verdict(setting, limits, (_no_communication(data), following))
+    if data.devices < 2 or ledger is None:
+        unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
+        lost, again = _lost(data), _TRACE_MORE
+        if lost is not None:
+            again = f"{sentence(lost.message)} {sentence(lost.next_step)}"
+        return Verdict(setting, limits, (unknown, _next(again)))
     return _about(
         Verdict(setting, limits, strategy=data.strategy, cells=(data.name,)),
         data,
@@ -100,6 +101,17 @@ def _no_communication(data: Job) -> Fact:
         share = percent(ledger.idle_us / ledger.traced_step_us)
         cost = f"{cost}; the device is idle {share} of the time"
     return Fact("cost", "COST", (cost,))
+
+
+def _next_without_communication(data: Job, situation: Situation) -> Fact:
+    """To trace the rest of the job; else, by its ledger, what takes time on all of its devices."""
+    if data.devices < 2 or len(data.summaries) < data.processes:
+        return _next(_TRACE_MORE)
+    alone = replace(
+        situation,
+        not_split=None,
+    )
+    return next_fact([], alone).fact
 
 
 def _next(line: str) -> Fact:

@@ -71,7 +71,13 @@ def _compute_named(classes: Sequence[ClassChange]) -> Iterator[_Named]:
         (kernel_class.part, kernel_class) for kernel_class in changed
     ).items():
         whole = _summed(kernels)
-        yield _Named(_alone_us(kernels), f"{_shown(operator)} ({_why(whole)})")
+        why = _why(whole)
+        if len(kernels) > 1:
+            why += f" in {len(kernels)} classes"
+        yield _Named(
+            _alone_us(kernels),
+            f"{_shown(operator)} ({why})",
+        )
     contention_us = sum(kernel_class.contention_us or 0.0 for kernel_class in changed)
     yield _Named(contention_us, "compute slowed by communication next to it")
     rest = [kernel_class for kernel_class in classes if kernel_class not in changed]

@@ -324,7 +324,13 @@ def _collective_table(analysis: Job, by_group: bool = True) -> TextTable:
         *(Field(name.removesuffix("_us"), name, "time") for name in _TIMES),
         *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _RATES),
     )
-    notes = [*_collective_notes(collectives)]
+    of_profiler = analysis.foreign_format is None
+    notes = list(
+        _collective_notes(
+            collectives,
+            of_profiler,
+        )
+    )
     if len(outside := every.take(~in_steps & in_steps.any())):
         kinds = Counter(kind or "unknown" for kind in outside.words("kind").tolist())
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
@@ -341,7 +347,7 @@ def _collective_table(analysis: Job, by_group: bool = True) -> TextTable:
     )
 
 
-def _collective_notes(collectives: Table) -> Iterator[str]:
+def _collective_notes(collectives: Table, of_profiler: bool) -> Iterator[str]:
     """Why times are missing, and what bandwidths are of where the ranks' own bytes do not give
     them.
     """
@@ -356,7 +362,10 @@ def _collective_notes(collectives: Table) -> Iterator[str]:
         yield "transfer, wait and bandwidths need the traces of all ranks of a group"
     elif len(others):
         yield "transfer, wait and bandwidths are NA where collectives could not be matched across ranks: see the findings"
-    if not collectives.known("bytes").all():
+    sized = collectives.known("bytes").all()
+    if not sized and not of_profiler:
+        yield "bytes are NA where the export holds no sizes of NCCL's: export with --include-blobs=true"
+    elif not sized:
         yield (
             "bytes are NA where the trace records no sizes: replayed graphs, work launched before the trace, an operator that "
             "launched several, or shapes that were not recorded (record_shapes=True)"

@@ -132,7 +132,7 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
         classes = class_changes(before.kernels(), after.kernels(), critical)
     except DpscopeError as error:
         no_classes = str(error)
-    notes += _doubts(classes)
+    notes += _doubts(classes, after.job)
     return StepChange(
         cell=before.job.name,
         before_us=earlier.traced_step_us,
@@ -223,12 +223,17 @@ def _unlike(before: _Side, after: _Side) -> Iterator[str]:
         yield "one run traced devices and the other the CPU alone: no kernel is alike"
 
 
-def _doubts(classes: Sequence[ClassChange]) -> Iterator[str]:
+def _doubts(classes: Sequence[ClassChange], job: Job) -> Iterator[str]:
     """What makes classes uncertain."""
     unknown_us = sum(kernels.after_us for kernels in classes if not kernels.sizes_known)
     every_us = sum(kernels.after_us for kernels in classes)
     if unknown_us > _LARGE * every_us:
+        how = (
+            "record_shapes=True"
+            if job.foreign_format is None
+            else f"an {job.foreign_format} has none"
+        )
         yield (
             f"the input sizes of kernels with {show_share(unknown_us / every_us)} of the compute time are not recorded "
-            "(record_shapes=True): those of one name and operator count as one class"
+            f"({how}): those of one name and operator count as one class"
         )

@@ -285,7 +285,9 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
 def layout(answer: RunAnswer) -> str | None:
     """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
     base = answer.question.base
-    most = max(prediction.devices for _, prediction in answer.predictions)
+    every = [prediction for _, prediction in answer.predictions]
+    predicted = [prediction for prediction in every if prediction.reason is None]
+    most = max(prediction.devices for prediction in predicted or every)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
     if most <= base.devices or any("per_node" in words for words, _ in answer.predictions):

@@ -153,8 +153,12 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     if rank is None:
         return [(profile, profile) for profile in base.profiles]
     ranks = sorted({recorded.rank for recorded in base.every if recorded.rank is not None})
-    if rank not in ranks or len(ranks) < 2:
-        shown = ", ".join(map(str, ranks)) or "none"
+    shown = ", ".join(map(str, ranks)) or "none"
+    if ranks and rank not in ranks:
+        raise Missing(
+            f"no rank {rank} was traced; ranks with traces: {shown}",
+        )
+    if len(ranks) < 2:
         raise Missing(
             f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}"
         )

@@ -11,9 +11,9 @@ size the job's kind stays unknown.
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -77,10 +77,11 @@ READERS = (
 
 @dataclass(frozen=True)
 class Found:
-    """Files of one format."""
+    """Files of one format, and why others of their folders are not read."""
 
     reader: Reader
     files: list[Path]
+    unread: dict[Path, str] = field(default_factory=dict)
 
 
 def as_paths(paths: Paths) -> list[Path]:
@@ -97,16 +98,18 @@ def find_files(paths: Paths) -> Found:
     """
     places: dict[Reader, Path] = {}
     files: list[Path] = []
+    unread: dict[Path, str] = {}
     for path in as_paths(paths):
         found = _found_in(path)
         places.setdefault(found.reader, path)
         files += found.files
+        unread |= found.unread
     (reader, first), *others = places.items()
     for other, place in others:
         raise DpscopeError(
             f"{first} is read as {reader.name} and {place} as {other.name}: give one kind of them alone"
         )
-    return Found(reader, files)
+    return Found(reader, files, unread)
 
 
 def find_traces(paths: Paths) -> list[Path]:
@@ -149,10 +152,25 @@ def _found_in(path: Path) -> Found:
     by_reader = _inside(path)
     for reader in READERS:
         if files := by_reader.get(reader):
-            return Found(reader, sorted(files, key=natural_order))
+            return Found(reader, sorted(files, key=natural_order), _others(by_reader, reader))
     patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
     raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")
+
+
+def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, str]:
+    """Why files of other formats are not read. A partial lies next to the traces that it was made
+    of, and an export next to its report.
+    """
+    if read is PARTIALS:
+        return {}
+    return {
+        file: f"{file} was not read as {reader.name}, since its folder holds {read.name}s; "
+        "`dpscope analyze FILE ...` reads such files alone"
+        for reader, files in by_reader.items()
+        if reader not in (read, REPORTS)
+        for file in sorted(files, key=natural_order)
+    }
 
 
 def _inside(folder: Path) -> dict[Reader, list[Path]]:

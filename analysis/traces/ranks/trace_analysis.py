@@ -113,7 +113,7 @@ def _read(
     named = {path for path in as_paths(paths) if not os.path.isdir(path)}
     parts: list[RankTables] = []
     holders: list[Path] = []
-    unread: list[Unread] = []
+    unread = [Unread(str(file), reason) for file, reason in found.unread.items()]
     outcomes = read_files(
         found.files,
         limits,

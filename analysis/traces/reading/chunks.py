@@ -75,7 +75,10 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-WANTED = "name a file that export_chrome_trace or tensorboard_trace_handler wrote"
+WANTED = (
+    "name a file that export_chrome_trace or tensorboard_trace_handler wrote, an nsys export (.sqlite), or a record of "
+    "Flight Recorder or NCCL Inspector"
+)
 ReportFinding = Callable[[Finding], None]
 
 

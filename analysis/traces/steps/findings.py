@@ -14,6 +14,7 @@ from dpscope.analysis.traces.reading.event_table import (
     Category,
     CommunicationArgs,
     IntColumn,
+    Trace,
 )
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
@@ -168,7 +169,8 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(
-            f"{trace.source} marks no steps: its whole length is taken as one step"
+            f"{trace.source} marks no steps: its whole length is taken as one step",
+            _advice_on_steps(trace),
         )
     if not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
@@ -204,15 +206,30 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     all_us = float(durations_us[own].sum())
     if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
-    collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
-    events = "device event" if on_device else "communication range"
+    trace = attribution.trace
     during = int(attribution.by_time.sum())
-    counted_there = f"; {during} count in the step in which they ran (by_time_us)" if during else ""
+    counts = "not counted"
+    if during:
+        counts = f"{during:,} count in the step in which they ran (by_time_us)"
+    noun = "device operation"
+    collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
+    if not on_device:
+        noun = "communication range"
+    elif collectives:
+        counts += f"; {counted(collectives, 'collective')} among them"
+    which = counted(int(either.sum()), noun)
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
-        f"{counted(int(either.sum()), events)} launched in no traced step "
-        f"({own_us:,.1f} µs, {collectives} of them collectives){counted_there}",
-        about=str(attribution.trace.source),
+        f"{which} ({own_us / 1e3:,.3f} ms) launched in no traced step: {counts}",
+        _advice_on_steps(trace),
+        about=str(trace.source),
     )
+
+
+def _advice_on_steps(trace: Trace) -> str:
+    """How an export marks steps; empty for traces, where a code's own action holds."""
+    if trace.format == Trace.format:
+        return ""
+    return "record an NVTX range around each training step, and name it with --steps-by"
 
 
 def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:

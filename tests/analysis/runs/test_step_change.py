@@ -7,7 +7,7 @@ import pytest
 
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.step_changes import sentence_of, tables_of
-from dpscope.analysis.runs.class_change import PartChange
+from dpscope.analysis.runs.class_change import ClassChange, PartChange
 from dpscope.analysis.runs.run_data import traced_repeats
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange, step_changes
 from dpscope.analysis.text.terminal import Terminal
@@ -166,6 +166,37 @@ def test_traced_steps_that_do_not_differ_are_said_not_to_show_a_change() -> None
     longer = StepChange("ddp-d2-b8", 20e3, 20.02e3, (PartChange(COMPUTE, 20e3, 20.02e3),))
     assert "traced step 20.0 µs longer (0.1%)" in sentence_of(longer)
     assert len(list(tables_of(longer))) == 1
+
+
+def _gone(before_us: float) -> ClassChange:
+    """17 calls of one kernel, whose grid is that of no other class."""
+    return ClassChange(
+        part="flash_fwd",
+        before_us=before_us,
+        after_us=0.0,
+        kernel="flash_fwd",
+        calls_before=17,
+        calls_after=0,
+        occurrence="gone",
+        count_us=-before_us,
+        duration_us=0.0,
+        alone_us=None,
+        critical_change_us=None,
+        probability=None,
+    )
+
+
+def test_the_sentence_says_of_how_many_rows_of_the_table_it_speaks() -> None:
+    step = StepChange(
+        cell="job",
+        before_us=1_000.0,
+        after_us=800.0,
+        parts=(PartChange(COMPUTE, 1_000.0, 800.0),),
+        classes=(_gone(150.0), _gone(50.0)),
+        ranks=(0,),
+        critical_rank=None,
+    )
+    assert "flash_fwd (gone, 34 calls in 2 classes)" in sentence_of(step)
 
 
 def test_traces_without_marked_steps_are_compared_as_one_step(

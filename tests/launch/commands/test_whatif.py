@@ -98,8 +98,9 @@ def test_the_layout_is_stated() -> None:
     """More devices than the base's node has are an assumption."""
     assumed = "Layout assumed: all {} devices on one node, with the links of the base's 2; for several nodes, give --per-node."
     assert layout_of(EXAMPLE_RUN, "--devices", "4,8") == assumed.format(8)
-    # although there is no number
-    assert layout_of(EXAMPLE_RUN, "--devices", "16,32") == assumed.format(32)
+    # of those that are predicted; the largest where none is
+    assert layout_of(EXAMPLE_RUN, "--devices", "4,32") == assumed.format(4)
+    assert layout_of(EXAMPLE_RUN, "--devices", "32") == assumed.format(32)
     # stated, or that of the base's one node
     assert answer(EXAMPLE_RUN, "--devices", "8", "--per-node", "2")["layout"] is None
     assert answer(EXAMPLE_RUN, "--bucket-mb", "5")["layout"] is None

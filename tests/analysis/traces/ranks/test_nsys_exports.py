@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpscope.analysis.findings.trace_limits import limits_of_traces
+from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
@@ -64,6 +66,27 @@ def test_a_real_export_without_nccl(tmp_path: Path) -> None:
     assert list(job.steps["compute_us"]) == pytest.approx([22_385.163, 22_444.359], abs=1e-3)
     assert (job.steps["communication_us"] == 0).all()
     assert not len(job.collectives)
+    # 921 of the 947 ms that the devices idle are copies, as the sums over the export's memcpy give
+    (following,) = [fact for fact in traces_verdict(job).facts if fact.question == "next"]
+    assert following.lines[0].startswith(
+        "Idle time of the devices (947 of 969 ms, 98%): for 921 ms only copies from or to the host"
+    )
+    advice = {one.code: one.next_step for one in job.findings}
+    for code in ("no_steps", "events_of_no_step"):
+        assert "profiler.step()" not in advice[code]
+        assert "--steps-by" in advice[code]
+
+
+def test_a_folder_of_several_formats_names_what_was_not_read(tmp_path: Path) -> None:
+    real_export("nsys_two_ranks", tmp_path)
+    # an export's own report is no other job
+    (tmp_path / "nsys_two_ranks.nsys-rep").write_bytes(b"")
+    for name in ("a.json.gz", "b.json.gz"):
+        (tmp_path / name).write_bytes(A100[0].read_bytes())
+    (limit,) = [
+        one for one in limits_of_traces(analyze_traces(tmp_path)) if one.label == "NOT READ"
+    ]
+    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a.json.gz was not read as trace")
 
 
 def ddp(options: DdpOptions, ranks: int = 2) -> list[Mapping[str, Any]]:
