@@ -37,10 +37,12 @@ _NO_SETTINGS = (
 _LONGEST_S = 1e9
 
 
-def read_epoch_times(path: Path) -> EpochTable:
+def read_epoch_times(path: str | Path) -> EpochTable:
     """Read and check a table of epoch times or of step times; raises DpscopeError for a file that
     is not such a table.
     """
+
+    path = Path(path)
     headings, lines = read_rows(path, REQUIRED_COLUMNS, _NO_SETTINGS, STEP_COLUMNS)
     if "step_ms" in headings:
         others = [name for name in headings if name not in _NO_SETTINGS]

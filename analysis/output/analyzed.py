@@ -23,6 +23,7 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 
 if TYPE_CHECKING:
@@ -128,13 +129,14 @@ def analyze(
     folder. Raises DpscopeError for what cannot be read, and for traces of several jobs.
     """
     named = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    return Analysis(
-        make_report(
-            _read(named),
-            None if link is None else parse_link(link),
-            None if calibration is None else costs_at(Path(calibration)),
-        )
-    )
+    if not named:
+        raise DpscopeError("analyze: paths is empty; give a run folder, or trace files")
+    try:
+        stated_link = None if link is None else parse_link(link)
+    except ValueError as error:
+        raise DpscopeError(f"analyze: link {link}: {error}") from error
+    costs = None if calibration is None else costs_at(Path(calibration))
+    return Analysis(make_report(_read(named), stated_link, costs))
 
 
 def _read(paths: Sequence[Path]) -> RunData:

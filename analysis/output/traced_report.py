@@ -205,12 +205,12 @@ def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
 
 def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) -> None:
     """All findings, those of a kind together; else errors, and how many more there are."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    shown = few_of_each_kind(findings if whole else errors)
+    kinds = few_of_each_kind(findings)
+    shown = [finding for finding in kinds if whole or finding.severity == "error"]
     if shown:
         print_findings(console, shown)
     if not whole:
-        left = len(findings) - len(errors)
+        left = len(kinds) - len(shown)
         more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
         console.print(f"{more} of steps, collectives and ranks: --verbose")
 

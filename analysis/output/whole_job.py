@@ -32,8 +32,10 @@ from dpscope.analysis.whole_job.job import Place, RecordedJob, read_job
 from dpscope.analysis.whole_job.summary import Summary, described, summarise
 from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.shown_text import write_out
 
+_STOPPED = TraceCode.COLLECTIVE_NOT_BEGUN.code
 _MEASURES = (
     "Transfer and wait",
     "algbw and busbw",
@@ -80,20 +82,20 @@ def _print_screen(
     console: Console, summary: Summary, tables: Mapping[str, TextTable], verbose: bool
 ) -> None:
     console.print(fact_grid(summary.verdict))
+    kinds = few_of_each_kind(summary.findings)
     if verbose:
         print_tables([*tables.values()], "table", console)
-        print_findings(console, few_of_each_kind(summary.findings))
+        print_findings(console, kinds)
         return
     ranks = tables.get("rank")
     if ranks is not None and summary.waiting.counts.matched:
         first = ranks.rows[:_FIRST_ROWS]
         print_table(console, replace(ranks, rows=first, notes=()))
-    errors = [finding for finding in summary.findings if finding.severity == "error"]
+    # what stopped the job is the screen's first fact, with what to do
+    errors = [kind for kind in kinds if kind.severity == "error" and kind.code != _STOPPED]
     print_findings(console, errors)
-    left = len(summary.findings) - len(errors)
-    more = "the tables"
-    if left:
-        more = f"{counted(left, 'finding')} and {more}"
+    left = len(kinds) - len(errors)
+    more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
     console.print(f"{more} by kind, rank and time: --verbose", highlight=False)
 
 

@@ -42,6 +42,7 @@ from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.store.errors import DpscopeError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +157,10 @@ def write_report(
     `figure_formats` ("png", "svg", "pdf") are the formats of the files in figures/; the page embeds
     its figures.
     """
-    folder = folder or report.run.folder.report_path
+    if folder is None:
+        if report.run.recorded is None:
+            raise DpscopeError("write_report: traces have no folder for a report; give folder=")
+        folder = report.run.folder.report_path
     write_with_figures(
         folder,
         report.figures,

@@ -7,6 +7,7 @@ from functools import cached_property
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime
 from dpscope.analysis.findings.facts import Fact, Scale, Verdict, percent, time
 from dpscope.analysis.text.units import as_ranges, show_bytes
+from dpscope.analysis.traces.ranks.lateness import mostly_last
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.records import Call
 from dpscope.analysis.whole_job.unfinished import NotBegun, Unfinished, unfinished_of
@@ -21,6 +22,9 @@ HOW_TO_RECORD = (
 )
 _FEW = 0.01  # of the records: no more to worry about
 _NAMED = 3
+_FAILED_DEVICE = (
+    "look for a failed device in the logs of all hosts (Xid, ECC, links), not for a late rank"
+)
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def _late_fact(found: Waiting, wait_us: float) -> Fact:
         for place in order[1:]
         if share[place] > _FEW
     ]
-    line = f"{_named(job, worst)}: {percent(share[worst])} of the waiting"
+    line = f"{_named(job, worst)} causes {percent(share[worst])} of the waiting"
     if others:
         line += f"; then {' and '.join(others)}"
     each_us = found.saved_us[worst] / max(
@@ -236,7 +240,8 @@ def _late_fact(found: Waiting, wait_us: float) -> Fact:
 
 def _named(job: RecordedJob, place: int) -> str:
     host = job.hosts[place]
-    return f"{job.ranks[place]}" if host is None else f"{job.ranks[place]} ({host})"
+    rank = f"rank {job.ranks[place]}"
+    return rank if host is None else f"{rank} ({host})"
 
 
 def _created_facts(found: Waiting) -> Iterator[Fact]:
@@ -253,14 +258,16 @@ def _created_facts(found: Waiting) -> Iterator[Fact]:
     if typical_us is None:
         return
     count, of = int(found.last_count[worst]), len(found.late)
-    line = (
-        f"{_named(found.job, worst)}: arrived last on the host in {count:,} of {counted(of, 'collective')}, "
+    lines = [
+        f"{_named(found.job, worst)} arrived last on the host in {count:,} of {counted(of, 'collective')}, "
         f"typically by {time(typical_us)}"
-    )
+    ]
+    if not mostly_last(count, of, len(found.job.ranks)):
+        lines.append("no rank is always last: the ranks take turns")
     yield Fact(
         "late",
         "LATE RANK",
-        (line,),
+        tuple(lines),
         "times at which hosts created the collectives",
     )
 
@@ -324,7 +331,7 @@ def _next_fact(summary: Summary) -> Fact:
     if oldest is not None and oldest.stopped:
         action = f"Look at the processes of {_ranks(oldest.stopped)}: their stacks (py-spy dump), logs and loaders"
     elif summary.only_unfinished:
-        action = "Look for a failed device in the logs of all hosts (Xid, ECC, links), not for a late rank"
+        action = _FAILED_DEVICE[0].upper() + _FAILED_DEVICE[1:]
     elif found.basis != "durations" and job.is_gloo:
         action = "gloo records no durations: trace a few steps for the waiting (dpscope attach)"
     elif found.basis != "durations":
@@ -352,7 +359,9 @@ def _findings(summary: Summary) -> Iterator[Finding]:
     if unfinished is not None and oldest is not None:
         message = "; ".join(_oldest_lines(oldest))
         yield TraceCode.COLLECTIVE_NOT_BEGUN.finding(
-            message, severity="error" if unfinished.only else None
+            message,
+            "" if oldest.stopped else _FAILED_DEVICE,
+            severity="error" if unfinished.only else None,
         )
     reasons = {
         "of groups whose ranks are unknown or were not all read": counts.of_missing_ranks,

@@ -162,7 +162,7 @@ def _counts(request: AttachRequest, devices: "Devices") -> tuple[int | None, ...
         parsed = read_text(request.devices, parse_jobs, "--devices", "single,2,4")
         assert isinstance(parsed, tuple)
         counts = parsed
-    check_counts([count or 1 for count in counts], devices)
+    check_counts([1 if count is None else count for count in counts], devices)
     return counts
 
 

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+import typer
 
+import dpscope.analysis as api
 from dpscope.launch.commands.analyze import AnalyzeRequest, analyze
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import SETTINGS_NAME
+from tests.helpers.paths import DATA
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,28 @@ def test_what_is_no_folder_of_traces_is_named(tmp_path: Path, made: str, message
     (tmp_path / made).write_text("{}")
     with pytest.raises(DpscopeError, match=message.format(tmp_path)):
         analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))
+
+
+def test_mistakes_of_the_python_api_are_named(tmp_path: Path) -> None:
+    traces = DATA / "compiled_ddp"
+    with pytest.raises(DpscopeError, match="paths is empty; give a run folder, or trace files"):
+        api.analyze([])
+    with pytest.raises(DpscopeError, match="link fast: fast is no link"):
+        api.analyze(traces, link="fast")
+    with pytest.raises(DpscopeError, match="traces have no folder for a report; give folder="):
+        api.write_report(api.analyze(traces).report)
+    with pytest.raises(DpscopeError, match=r"missing\.csv does not exist"):
+        api.read_epoch_times(str(tmp_path / "missing.csv"))
+
+
+def test_the_first_screen_counts_the_findings_that_verbose_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = [DATA / "v100x8_ddp_dlrm"]
+    with pytest.raises(typer.Exit):
+        analyze(AnalyzeRequest(flags={}, given={}, paths=paths))
+    assert "4 findings and the tables" in capsys.readouterr().out
+    with pytest.raises(typer.Exit):
+        analyze(AnalyzeRequest(flags={}, given={}, paths=paths, verbose=True))
+    findings = capsys.readouterr().out.partition("\nFindings\n")[2]
+    assert sum(line.startswith(("warning", "info")) for line in findings.splitlines()) == 4

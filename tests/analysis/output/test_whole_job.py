@@ -54,7 +54,7 @@ def test_the_first_screen_answers_in_facts(logs: Path) -> None:
         "collectives take 2.5 s per rank (2% of the time)" in joined or "(3% of the time)" in joined
     )
     assert "1.5 s waiting for late ranks, 1.0 s moving data" in joined
-    assert "LATE RANK 1 (node1): 100% of the waiting" in joined
+    assert "LATE RANK rank 1 (node1) causes 100% of the waiting" in joined
     assert "last in 100 of 100 collectives, typically by 30.0 ms" in joined
     assert "the others wait 3.0 s less each, and the job is at most 3.0 s shorter" in joined
 

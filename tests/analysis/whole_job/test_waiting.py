@@ -185,7 +185,8 @@ def test_creation_times_show_who_called_last_and_no_waiting(tmp_path: Path) -> N
     assert second.lateness_us == pytest.approx(1000.0)
     assert [fact.label for fact in summary.verdict.limits] == ["NO TIMES", "CLOCKS"]
     text = " ".join(fact.text for fact in summary.verdict.facts)
-    assert "arrived last on the host" in text
+    assert "rank 1 arrived last on the host in 2 of 3 collectives" in text
+    assert "the ranks take turns" in text  # fewer than three quarters, of two ranks
     assert "waiting" not in text
 
     one = tmp_path / "one"
