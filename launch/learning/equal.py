@@ -59,7 +59,7 @@ def freeze_batch_norm(model: nn.Module, inputs: Any) -> None:
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a cumulative mean: after one batch, that batch's statistics
+        norm.momentum = 1.0  # nothing of earlier batches: those of the batch that it sees
     with torch.no_grad():
         called(model, inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
