@@ -207,8 +207,8 @@ def downwards(axes: "Axes", label: str) -> None:
     axes.set_yticks(
         axes.get_yticks(),
         [
-            name_folded(get_yticklabel.get_text(), _LONGEST_NAME)
-            for get_yticklabel in axes.get_yticklabels()
+            name_folded(tick_label.get_text(), _LONGEST_NAME)
+            for tick_label in axes.get_yticklabels()
         ],
     )
     axes.invert_yaxis()

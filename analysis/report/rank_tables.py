@@ -197,9 +197,9 @@ def rank_table(cells: Sequence[Job]) -> TextTable:
         windows = data.whole_windows
         if len(windows) and len(ranks := windows.group("rank", "device", in_order=True)) > 1:
             columns = {
-                str(rank.get): ranks.means(windows[str(rank.get)])
-                for rank in _RANKS
-                if rank.unit == "time"
+                str(field.get): ranks.means(windows[str(field.get)])
+                for field in _RANKS
+                if field.unit == "time"
             }
             means[data.name] = (
                 windows.take(ranks.first).select(("rank", "device")).assign(**columns)

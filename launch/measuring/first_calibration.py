@@ -77,7 +77,7 @@ def plan_calibration(
         devices=tuple(sorted({layout.devices for _, layout in missing if layout.nodes == 1})),
         layouts=tuple(map(str, sorted({layout for _, layout in missing if layout.nodes > 1}))),
         collectives=tuple(
-            ordered for ordered in _ORDER if ordered in {collective for collective, _ in missing}
+            kind for kind in _ORDER if kind in {collective for collective, _ in missing}
         ),
         min_bytes=sizes[0],
         max_bytes=sizes[-1],
