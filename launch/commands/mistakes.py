@@ -58,7 +58,7 @@ def _option_refused(option: str, ctx: Any) -> str:
             known[name.lstrip("-")] = name
     word = option.lstrip("-")
     if word in known:
-        return f"{option} stands without a value"
+        return f"{option} needs a value"
     text = f"{option}: dpscope {ctx.info_name} has no such option"
     near = nearest(word, known, cutoff=_RESEMBLES)
     if near:

@@ -158,7 +158,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
         ("whatif RUN --base-devices 0", "--base-devices 0: give a whole number of 1 or more"),
         ("run extra", "extra: dpscope run takes no such argument; see dpscope run -h"),
         ("merge RUN", "--output is missing: the merged trace"),
-        ("compare RUN RUN --fail-over", "--fail-over stands without a value"),
+        ("compare RUN RUN --fail-over", "--fail-over needs a value"),
         (
             "run --devices 3x",
             "--devices 3x: 3x is neither a number of devices nor a layout such as 2x4",

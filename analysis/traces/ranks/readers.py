@@ -165,8 +165,8 @@ def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, 
     if read is PARTIALS:
         return {}
     return {
-        file: f"{file} was not read as {reader.name}, since its folder holds {read.name}s; "
-        "`dpscope analyze FILE ...` reads such files alone"
+        file: f"{file} ({reader.name}) was not read: its folder also holds another kind of file ({read.name}), which was; "
+        "give these files to `dpscope analyze` by name"
         for reader, files in by_reader.items()
         if reader not in (read, REPORTS)
         for file in sorted(files, key=natural_order)

@@ -86,7 +86,7 @@ def test_a_folder_of_several_formats_names_what_was_not_read(tmp_path: Path) -> 
     (limit,) = [
         one for one in limits_of_traces(analyze_traces(tmp_path)) if one.label == "NOT READ"
     ]
-    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a.json.gz was not read as trace")
+    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a.json.gz (trace) was not read: ")
 
 
 def ddp(options: DdpOptions, ranks: int = 2) -> list[Mapping[str, Any]]:
