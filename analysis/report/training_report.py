@@ -136,10 +136,10 @@ def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Pa
 
 def _headline(data: TrainingData) -> str:
     """The difference between the last cell without a variant and a single device, else the first
-    known accuracy.
+    known accuracy: of too few seeds nothing is said about a difference.
     """
     plain = {cell.name for cell in data.trained if not cell.variant}
-    judged = [each for each in differences(data) if each.points is not None]
+    judged = [each for each in differences(data) if each.verdict != "too_few_samples"]
     if judged:
         return difference_message(([each for each in judged if each.cell in plain] or judged)[-1])
     for cell in data.trained:

@@ -10,11 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpscope.analysis.report.build import Report, make_report, write_report
-from dpscope.analysis.report.training_report import write_training
+from dpscope.analysis.report.training_report import training_page, write_training
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.training.data import load_training
 from dpscope.profiling.store.ownership import ForeignFileError
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.trainings import plain_epochs, write_train_json
 
 
@@ -73,3 +73,9 @@ def test_trainings_leave_the_figures_of_a_measured_run(
     write_train_json(report.run.path, plain_epochs("single", 1, 0, [80.0], [4.0]))
     assert write_training(load_training(report.run.path), ["png"]) == folder / "training.md"
     assert {path.name for path in folder.glob("figures/*")} == {"waits.png", "training_loss.png"}
+
+
+def test_trainings_of_too_few_seeds_to_compare_are_headed_by_an_accuracy() -> None:
+    """Two seeds, 25.00% and 41.67%: the median is 33.33%."""
+    page = training_page(load_training(DATA / "trained_tiny"), {})
+    assert page.headline == "single-d1-b16: 33.33% test accuracy after 2 epochs"
