@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, by simulation: the table in docs/measures.md, with fewer
+"""How often intervals hold the truth, by simulation: the table in benchmarks/README.md, with fewer
 pairs.
 """
 
@@ -102,7 +102,7 @@ def ratios_in_turns(
     return float(np.mean(outside)), float(np.median(widths))
 
 
-if __name__ == "__main__":  # the tables of docs/measures.md
+if __name__ == "__main__":  # the tables of benchmarks/README.md
     for name, spreads, pairs in (
         ("2%", [0.02], 4000),
         ("5%", [0.05], 4000),
