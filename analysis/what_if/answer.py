@@ -22,7 +22,7 @@ from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cel
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -59,23 +59,24 @@ class RunAnswer:
     @cached_property
     def tables(self) -> dict[str, TextTable]:
         """By name, those that have rows."""
-        tables = {
-            "what_if": prediction_table(self),
-            "what_if_own_error": error_table(self.own.cells),
-        }
-        return {name: table for name, table in tables.items() if table.rows}
+        tables = {"what_if": prediction_table(self)}
+        if not tables["what_if"].rows:
+            return {}
+        if self.own.cells:
+            tables["what_if_own_error"] = error_table(self.own.cells)
+        return tables
 
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        by_reason: dict[str, list[int]] = {}
-        for _, prediction in self.predictions:
-            if prediction.reason is not None:
-                by_reason.setdefault(prediction.reason, []).append(prediction.devices)
-        lines = []
-        for reason, devices in by_reason.items():
-            lines.append(f"No prediction for {_counts(devices)}: {reason}.")
-        return lines
+        reasons = ((prediction.reason, prediction.devices) for _, prediction in self.predictions)
+        return [f"No prediction for {text}" for text in _by_text(reasons)]
+
+    @property
+    def limits(self) -> list[str]:
+        """What makes predictions too good, a line each."""
+        limits = ((prediction.limit, prediction.devices) for _, prediction in self.predictions)
+        return _by_text(limits)
 
     @property
     def base_line(self) -> str:
@@ -225,16 +226,12 @@ def prediction_table(answer: RunAnswer) -> TextTable:
             _EFFICIENCY,
         ),
     ]
-    basis: dict[str, list[int]] = {}
-    for _, prediction in rows:
-        for clause in (prediction.rests_on or "").split("; "):
-            basis.setdefault(clause, []).append(prediction.devices)
-    notes = [
-        *answer.refusals,
-        *facts(answer),
-    ]
-    for clause, devices in basis.items():
-        notes.append(f"{_counts(devices)}: {clause}.")
+    basis = (
+        (clause, prediction.devices)
+        for _, prediction in rows
+        for clause in (prediction.rests_on or "").split("; ")
+    )
+    notes = [*answer.refusals, *facts(answer), *_by_text(basis)]
     return table_of("Predicted steps", fields, rows, notes)
 
 
@@ -242,10 +239,15 @@ def _word(name: str, row: Predicted) -> str:
     return row.words.get(name, "as measured")
 
 
-def _counts(devices: Sequence[int]) -> str:
-    """Device counts, each once, such as ``4, 8 devices``."""
-    *fewer, most = sorted(set(devices))
-    return "".join(f"{count}, " for count in fewer) + counted(most, "device")
+def _by_text(texts: Iterable[tuple[str | None, int]]) -> list[str]:
+    """Each text once, after the device counts that have it, such as ``4, 8 devices: ...``."""
+    lines = []
+    for text, devices in grouped(texts).items():
+        if text is not None:
+            *fewer, most = sorted(set(devices))
+            counts = "".join(f"{count}, " for count in fewer) + counted(most, "device")
+            lines.append(f"{counts}: {text}.")
+    return lines
 
 
 _SAME = "The error of assuming that the step takes as long as in the other cell"
@@ -310,6 +312,7 @@ def facts(answer: RunAnswer) -> list[str]:
     replayed = f"{windows}, the nearest to the median ({mean})"
     lines = [
         answer.base_line,
+        *answer.limits,
         layout(answer),
         f"Replay: reproduces {replayed}, within {error:.2f}%.",
         *(

@@ -53,12 +53,10 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
         max(0.0, 1 - 1 / max(slowdown, 1e-3)) for slowdown in (ratio, bounds.low, bounds.high)
     )
     interval = f"{beside(bounds.low)} to {beside(bounds.high)}, measured"
-    return Contention(
-        gamma,
-        low,
-        high,
-        f"compute next to communication takes {ratio:.2f}x as long as alone ({interval})",
-    )
+    slows = f"compute next to communication takes {ratio:.2f}x as long as alone ({interval})"
+    if ratio <= 1:
+        slows = f"no slowdown of compute by communication found ({ratio:.2f}x, {interval})"
+    return Contention(gamma, low, high, slows)
 
 
 def _exposed_us(ledger: Ledger | None) -> float | None:

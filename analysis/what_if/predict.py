@@ -37,6 +37,7 @@ from dpscope.analysis.what_if.step_profile import (
     StepProfile,
     not_reproduced,
 )
+from dpscope.profiling.records.finding import counted
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 # a step on several devices below this share of one device's is no data-parallel training of it
@@ -89,7 +90,8 @@ def _check(base: Base, setting: Setting) -> None:
         )
     if devices > FARTHEST * base.largest:
         times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
-        raise Missing(f"{times}; the limit is {FARTHEST:g}x")
+        nearer = counted(math.ceil(devices / FARTHEST), "device")
+        raise Missing(f"{times}; the limit is {FARTHEST:g}x: measure {nearer} first")
     if setting.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
         raise Missing(
             f"the CPU bounds this step: the GPU waits for launches in {100 * share:.0f}% of it, which hides what a link changes; "
@@ -114,9 +116,15 @@ def _base_refusal(base: Base) -> str | None:
     """Why nothing at all is predicted from this base."""
     off = max(map(base_error, base.profiles), key=abs)
     if abs(off) > MOST_OFF:
-        return f"the replay of the base is {100 * off:+.1f}% off its measured step: its trace has something not modelled"
+        return (
+            f"the replay of the base is {100 * off:+.1f}% off its measured step, as its trace has something not modelled: "
+            "trace other steps, or choose another cell"
+        )
     if foreign := " and ".join(sorted(base.kinds & _OTHERS)):
-        return f"the job runs {foreign} in addition to DDP's all-reduces: it is not plain data parallelism"
+        return (
+            f"only plain data parallelism is replayed, and this job runs {foreign}, too; dpscope analyze shows which "
+            "ranks the others wait for, and how long"
+        )
     if base.devices == 1:
         return None
     if (why := _bucket_refusal(base)) is not None:
@@ -126,7 +134,7 @@ def _base_refusal(base: Base) -> str | None:
         times = f"{base.step_us / 1e3:.1f} ms where one takes {alone_us / 1e3:.1f} ms"
         return (
             f"{base.devices} devices take {times} at the same batch: something else changed between these cells, or noise is "
-            "larger than the change in question"
+            "larger than the change in question: measure both again"
         )
     return None
 
@@ -135,7 +143,10 @@ def _bucket_refusal(base: Base) -> str | None:
     """Why the base's buckets are not understood."""
     buckets = [bucket for profile in base.profiles for bucket in profile.buckets]
     if not buckets:
-        return "the trace of the base shows no all-reduce of gradients: communication was not recorded, or this is no DDP"
+        return (
+            "the trace of the base shows no all-reduce of gradients: trace a DDP step with its communication "
+            "(all activities of torch.profiler)"
+        )
     if any(math.isnan(bucket.bytes) for bucket in buckets):
         return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True"
     if base.hook not in HOOK_FACTORS:
@@ -218,11 +229,11 @@ def _joined(
 
     basis = [alone_basis] if devices == 1 else list(changes[0].basis)
     basis += _rests_on(base, setting)
-    efficiency = None if alone_us is None else alone_us / step_us
-    if alone_us is not None and step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
-        efficiency = None
-        alone = f"one device's step would be {alone_us / 1e3:.3g} ms"
-        basis.append(f"no efficiency: {alone}, longer than this one")
+    efficiency = None
+    try:
+        efficiency = _efficiency(base, setting, alone_us, step_us)
+    except Missing as unknown:
+        basis.append(f"no efficiency: {unknown}")
     return replace(
         unanswered,
         step_us=step_us,
@@ -231,13 +242,32 @@ def _joined(
         exposed_us=0.0 if devices == 1 else fmean(change.exposed_us for change in changes),
         efficiency=efficiency,
         rests_on="; ".join(basis) or f"the replay of {base.name}",
+        limit=_core_limit(base, setting.place),
     )
+
+
+def _efficiency(base: Base, setting: Setting, alone_us: float | None, step_us: float) -> float:
+    """t_1 / t_N; raises Missing."""
+    if not _measured_alone(base, setting):
+        raise Missing("no step of one device was measured at this batch")
+    if alone_us is None:
+        raise Missing("one device's step at this batch is not known")
+    if step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
+        alone = f"one device's step would be {alone_us / 1e3:.3g} ms"
+        raise Missing(f"{alone}, longer than this one")
+    return alone_us / step_us
+
+
+def _measured_alone(base: Base, setting: Setting) -> list[int]:
+    """Of the setting's batch and the base's those at which one device was measured."""
+    batches = (setting.batch_size, base.batch_size)
+    return [batch for batch in batches if batch is not None and batch in base.single_us]
 
 
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:
     """t_1 of the setting's batch, and its basis: the replay without other devices, scaled to t_1 as
     measured at that batch, else at the base's, where known."""
-    measured = [size for size in (setting.batch_size, base.batch_size) if size in base.single_us]
+    measured = _measured_alone(base, setting)
     try:
         alone_us = _alone_us(base, setting, costs)
         if not measured:
@@ -252,7 +282,7 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
         if same
         else "one device's measured step, scaled as its replay is"
     )
-    return alone_us * base.single_us[measured[0] or 0] / same_batch_us, basis
+    return alone_us * base.single_us[measured[0]] / same_batch_us, basis
 
 
 def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
@@ -267,14 +297,18 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
 
 
+def _core_limit(base: Base, place: Place) -> str | None:
+    """That a host has fewer cores than the processes that would compute on them."""
+    cores = base.host_cores
+    if cores is None or min(place) <= max(cores, base.per_node):
+        return None
+    return f"too optimistic for this host, which has {counted(cores, 'core')}: each process is predicted with as many as now"
+
+
 def _rests_on(base: Base, setting: Setting) -> list[str]:
     """What a prediction rests on in addition to its costs."""
     place = setting.place
     clauses = []
-    if base.host_cores is not None and min(place) > max(base.host_cores, base.per_node):
-        clauses.append(
-            f"assumes as many cores for each process as now, but this host has only {base.host_cores}"
-        )
     if place.devices not in (1, base.devices):
         clauses.append(base.lateness.basis)
     if base.contention.basis and setting != base.setting:

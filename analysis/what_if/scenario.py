@@ -153,7 +153,7 @@ class Prediction:
     """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and
     `reason` is the reason.
 
-    `efficiency` is t_1 / t_N at equal batch per device.
+    `efficiency` is t_1 / t_N at equal batch per device; `limit` is what makes the step too short.
     """
 
     __repr__ = short_repr
@@ -167,4 +167,5 @@ class Prediction:
     exposed_us: float | None = None
     efficiency: float | None = None
     rests_on: str | None = None
+    limit: str | None = None
     reason: str | None = None

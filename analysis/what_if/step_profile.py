@@ -202,5 +202,5 @@ def not_reproduced(profile: StepProfile, bucketing: Bucketing, factor: float = 1
 
     return (
         f"DDP's rule makes {counted(len(expected), 'bucket')} of {listed(expected)} of the gradients; the trace shows "
-        f"{len(measured)} of {listed(measured)}"
+        f"{len(measured)} of {listed(measured)}: give the cap that the job set with --base-bucket-mb"
     )

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from dpscope.analysis.what_if.answer import RunAnswer
 
 
-HELP = Help(examples=("runs/mine --devices 8,16", "traces/ --link 50GB/s,100GB/s"))
+NOTHING_PREDICTED = 3
+HELP = Help(
+    examples=("runs/mine --devices 8,16", "traces/ --link 50GB/s,100GB/s"),
+    exit_statuses=(
+        ("0", "success"),
+        ("2", "a mistake in the command or its input, such as a trace that is cut short"),
+        ("3", "no prediction: the first line gives the reason"),
+    ),
+)
 
 
 def _reads_run(values: OptionValues) -> bool:
@@ -121,13 +129,15 @@ def whatif(request: WhatIfRequest) -> None:
         from dpscope.analysis.output.traces import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
+    if not answered.tables:
+        raise typer.Exit(NOTHING_PREDICTED)
 
 
 def _print(console: "Console", answered: "RunAnswer") -> None:
-    """What has no prediction and the base, the tables, what the predictions rest on."""
+    """What has no prediction, the base and what limits it, the tables, what they rest on."""
     from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table
 
-    first = [*answered.refusals, answered.base_line]
+    first = [*answered.refusals, answered.base_line, *answered.limits]
     print_sentences(console, first)
     notes: tuple[str, ...] = ()
     for name, table in answered.tables.items():

@@ -86,11 +86,14 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
         return RunAnswer(question, CellErrors(()), tuple(Predicted({}, one) for one in predictions))
 
     assert of(*far).refusals == ["No prediction for 32, 64 devices: too far."]
-    assert "what_if" not in of(*far).tables
+    tested = CellErrors((CellError("ddp-d4", "", 100.0, known_step, 100.0),))
+    assert not RunAnswer(question, tested, (Predicted({}, far[0]),)).tables
     some = of(known_step, *far)
     assert some.refusals == ["No prediction for 32, 64 devices: too far."]
     assert [row[0] for row in some.tables["what_if"].rows] == ["2"]
     assert some.tables["what_if"].notes[0] == some.refusals[0]
+    limited = [replace(known_step, devices=count, limit="few cores") for count in (8, 4)]
+    assert of(*limited).limits == ["4, 8 devices: few cores."]
 
 
 def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:

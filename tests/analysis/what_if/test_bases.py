@@ -66,6 +66,9 @@ def test_the_measured_contention_is_used_before_any_assumption() -> None:
         in str(one.rests_on)
     )
     assert "compute next to it" not in str(without.rests_on)
+    faster = replace(ledger, contention_ratio=0.99, contention_ratio_interval=Interval(0.88, 1.12))
+    found = "no slowdown of compute by communication found (0.99x, 0.88 to 1.12, measured)"
+    assert contention_of_ledger(faster).basis == found
 
 
 @pytest.mark.long

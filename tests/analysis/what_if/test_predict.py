@@ -156,7 +156,10 @@ def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     assert widths == sorted(widths)
     beyond = predict(BASE, Scenario(devices=32), COSTS)
     assert (beyond.step_us, beyond.low_us, beyond.high_us) == (None, None, None)
-    assert beyond.reason == "16x the largest measured count (2); the limit is 8x"
+    assert (
+        beyond.reason
+        == "16x the largest measured count (2); the limit is 8x: measure 4 devices first"
+    )
 
 
 def test_refusals_say_why() -> None:
@@ -214,17 +217,24 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
     hosts have theirs.
     """
     on_cores = replace(BASE, host_cores=2)
-    said_of = {
-        count: str(predict(on_cores, Scenario(devices=count), COSTS).rests_on) for count in (2, 4)
-    }
-    assert "this host has only 2" in said_of[4]
-    assert "only 2" not in said_of[2]
-    assert "only 2" not in str(predict(BASE, Scenario(devices=4), COSTS).rests_on)
+    limits = {count: predict(on_cores, Scenario(devices=count), COSTS).limit for count in (2, 4)}
+    assert "this host, which has 2 cores" in str(limits[4])
+    assert limits[2] is None
+    assert predict(BASE, Scenario(devices=4), COSTS).limit is None
     spread = predict(
         on_cores, Scenario(devices=8, per_node=2, links=Links(inter=parse_link("10GB/s"))), COSTS
     )
     assert spread.step_us is not None
-    assert "only 2" not in str(spread.rests_on)
+    assert spread.limit is None
+
+
+def test_an_efficiency_needs_a_measured_step_of_one_device_at_the_batch() -> None:
+    """The replay without its other devices is no baseline."""
+    assert question().efficiency is not None
+    for unmeasured in ({}, {32: 1000.0}):
+        found = question(replace(BASE, single_us=unmeasured))
+        assert found.efficiency is None
+        assert "no efficiency: no step of one device was measured" in str(found.rests_on)
 
 
 def question(base: Base = BASE, **scenario: object) -> Prediction:

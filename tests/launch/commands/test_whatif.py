@@ -66,10 +66,13 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     text = printed(A100, "--bucket-mb", "5")
     assert "1 of 2 ranks; transfers are upper bounds" in text
     assert "give every rank's trace" in printed(A100, "--devices", "4")
+    assert "no efficiency: no step of one device was measured" in text
     refused = answer(A100, "--devices", "2", "--link", "NVLink 3")
     assert refused["predictions"][0]["step_us"] is None
     assert "the CPU bounds this step" in refused["predictions"][0]["reason"]
-    shown = whatif(A100, "--link", "NVLink 3", "--bucket-mb", "5,25").stdout
+    unanswered = whatif(A100, "--link", "NVLink 3", "--bucket-mb", "5,25")
+    assert unanswered.exit_code == 3
+    shown = unanswered.stdout
     assert " ".join(shown.split()).count("the CPU bounds this step") == 1
     assert shown.startswith("No prediction for 2 devices: the CPU bounds this step")
     assert "Predicted steps" not in shown
@@ -88,6 +91,12 @@ def test_traces_that_are_cut_short_give_a_number_and_status_2(tmp_path: Path) ->
     assert cut.exit_code == 2
     assert cut.stdout.startswith("No prediction for 4 devices: only one rank was read")
     assert f"{tmp_path}/0_1.pt.trace.json is cut short or damaged" in cut.stderr
+
+
+def test_too_few_cores_stand_above_the_number() -> None:
+    """Of two cores, four processes of the example's run."""
+    above, _ = printed(EXAMPLE_RUN, "--devices", "4").split("Predicted steps")
+    assert "4 devices: too optimistic for this host, which has 2 cores" in above
 
 
 def layout_of(*arguments: object) -> str:
