@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpscope.launch.jobs.job_queue import JobStarter
     from dpscope.launch.jobs.node_place import NodePlace
     from dpscope.launch.jobs.torchrun import Job
-    from dpscope.launch.nodes.board import Found, NodeInfo, NodeStart
+    from dpscope.launch.nodes.board import Node0, NodeInfo, NodeStart
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
 _WAIT_S = 300.0  # people start the command on one node after another
@@ -121,7 +121,7 @@ def _ended_at_once() -> Iterator[None]:
         os._exit(error.exit_status if isinstance(error, DpscopeError) else error.exit_code)
 
 
-def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
+def _node_info(start: "NodeStart", device: str, node0: "Node0") -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.nodes.board import NodeInfo
@@ -136,7 +136,7 @@ def _node_info(start: "NodeStart", device: str, found: "Found") -> "NodeInfo":
     on_gpus = devices.kind == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
     return NodeInfo(
-        host_at(start.place.rank, found.address, environment), found.node0_address, devices.count
+        host_at(start.place.rank, node0.address_here, environment), node0.address, devices.count
     )
 
 

@@ -6,19 +6,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from zlib import crc32
 
 from dpscope.profiling.store.errors import DpscopeError
 
 DEFAULT_PORT = 29500
-# derived from a scheduler's job number: two jobs on one host rarely collide
-_FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True)
 class Address:
     host: str
-    port: int
+    port: int  # 0: any, which the run folder has
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -32,7 +29,6 @@ class NodePlace:
     rank: int
     address: Address | None  # of node 0; None: only the run folder has it
     job: str | None = None  # identifier of this start, equal on all its nodes; None if unknown
-    port_stated: bool = True  # by the user or the launcher: it must not be replaced
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,6 @@ class _Launcher:
     tasks_here: int | None = None  # processes that it started on this node
     address: Address | None = None
     job: str | None = None
-    port_stated: bool = True
 
 
 def node_place(
@@ -84,9 +79,7 @@ def node_place(
         raise DpscopeError(
             f"--nodes {nodes}: no launcher sets the rendezvous; give --rendezvous HOST:PORT, with node 0's name or address"
         )
-    return NodePlace(
-        count, rank, address, launcher.job, launcher.port_stated or rendezvous is not None
-    )
+    return NodePlace(count, rank, address, launcher.job)
 
 
 def _check_launcher(launcher: _Launcher, nodes: str, count: int) -> None:
@@ -148,16 +141,14 @@ def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
     job = "-".join(["slurm", *(environment.get(name, "0") for name in numbers)])
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     host = first_host(listed)
-    port = _FIRST_PORT + crc32(job.encode()) % _PORTS
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or nodes
     return _Launcher(
         "Slurm",
         nodes,
         _number(environment, "SLURM_NODEID"),
         tasks_here=math.ceil(tasks / nodes),
-        address=None if host is None else Address(host, port),
+        address=None if host is None else Address(host, 0),
         job=job,
-        port_stated=False,
     )
 
 

@@ -7,6 +7,7 @@ Node 0 opens the store and announces it in the run folder, in which the others f
 import hashlib
 import hmac
 import ipaddress
+import os
 import queue
 import secrets
 import socket
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dpscope.launch.jobs.node_place import Address, NodePlace
+from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job
 from dpscope.profiling.machine.interfaces import (
     connection_to,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LOST_S = 15.0  # without a sign of life: longer than a machine that swaps or a busy switch needs
-SEEN_WITHIN_S = 10.0  # a network's file system shows a new file of another host late
 THREAD_NAME = "dpscope-nodes"
 _POLL_S = 0.2
 _CALL_S = timedelta(seconds=3.0)
@@ -57,13 +58,6 @@ class Meeting(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
     port: int
     secret: str
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of all keys. The secret itself is never sent: a store lists its keys to every
-        client.
-        """
-        return hashlib.sha256(f"prefix {self.secret}".encode()).hexdigest()
 
 
 class NodeInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +84,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     must_end: bool = False  # node 0: the attempt
     ended: bool = False  # its part of the attempt is over
     exit_status: int | None = None  # torchrun's, if it ended by itself; with `left`, node 0's own
-    signal: int = 0  # that requested this node to stop
+    signal: Literal[0, 1, 2, 15] = 0  # SIGHUP, SIGINT or SIGTERM, which requested it to stop
     left: str | None = None  # why the node takes no further part
 
 
@@ -105,16 +99,19 @@ class Board:
     """The published state of this node, and the states of the others.
 
     A thread exchanges them, because a call to the store blocks for ever if the network is cut. A
-    state without a valid seal is ignored, and its node overwrites it.
+    state without a valid seal is ignored, and its node overwrites it. The first signal that
+    requested another node to stop is sent to this process, too.
     """
 
     def __init__(self, store: "Store", secret: str, node: int, others: Iterable[int]) -> None:
-        """`store` has the run's prefix already."""
         self.states: dict[int, State] = {other: State() for other in others}
+        self.stop = StopRequest()
+        """The request to this node, which the others are told."""
         self._store, self._secret, self._node = store, secret, node
         self._state = State()  # this node's
         self._heard_s = dict.fromkeys(self.states, time.monotonic())
         self._failures: dict[int, str] = {}  # evidence that a node is lost
+        self._relayed = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -129,9 +126,10 @@ class Board:
 
     def lost(self, node: int) -> str | None:
         """The evidence that a node is lost; None while it is alive."""
-        evidence = self.states[node].left or self._failures.get(node)
+        if evidence := self.states[node].left or self._failures.get(node):
+            return one_line(evidence)
         is_silent = time.monotonic() - self._heard_s[node] > LOST_S
-        return evidence or (f"it was silent for {LOST_S:g} s" if is_silent else None)
+        return f"it was silent for {LOST_S:g} s" if is_silent else None
 
     def close(self) -> None:
         """Publish the last changes, and end."""
@@ -139,13 +137,14 @@ class Board:
         self._thread.join(timeout=2.0)
 
     def _exchange(self) -> None:
-        last, beat, own = False, 0, _state_key(self._node)
+        last, beat, key = False, 0, _state_key(self._node)
         try:
             while not last:
                 last = self._closed.wait(_POLL_S)
                 beat += 1
-                state = msgspec.structs.replace(self._state, beat=beat)
-                self._store.set(own, sealed(self._secret, own, state))
+                number = self.stop.signal_number or 0
+                state = msgspec.structs.replace(self._state, beat=beat, signal=number)
+                self._store.set(key, sealed(self._secret, key, state))
                 for other in set(self.states) - set(self._failures):
                     self._hear(other)
         except RuntimeError:
@@ -158,20 +157,24 @@ class Board:
         except (ValueError, msgspec.MsgspecError) as error:
             self._failures[other] = f"it sent a state that this dpscope does not know ({error})"
             return
-        if state is not None and state.beat > self.states[other].beat:
-            self.states[other], self._heard_s[other] = state, time.monotonic()
+        if state is None or state.beat <= self.states[other].beat:
+            return
+        self.states[other], self._heard_s[other] = state, time.monotonic()
+        if state.signal and not self._relayed:
+            self._relayed = True
+            os.kill(os.getpid(), state.signal)
 
 
 def read_state(store: "Store", secret: str, node: int) -> State | None:
-    """A node's state with printable texts; None without one, or without a valid seal. Raises
-    MsgspecError for another kind.
+    """A node's state; None without one, or without a valid seal. Raises MsgspecError for another
+    kind.
     """
     key = _state_key(node)
     stored = store.get(key) if store.check([key]) else b""
     content = stored[_SEAL_DIGITS:]
     if not hmac.compare_digest(stored[:_SEAL_DIGITS], _seal(secret, key, content)):
         return None
-    return msgspec.convert(_printable(msgspec.json.decode(content)), State)
+    return msgspec.json.decode(content, type=State)
 
 
 def sealed(secret: str, name: str, value: object) -> str:
@@ -189,17 +192,6 @@ def _seal(secret: str, name: str, content: bytes) -> bytes:
 
 def _state_key(node: int) -> str:
     return f"{node}/state"
-
-
-def _printable(value: Any) -> Any:
-    """Plain data whose texts are one line each, in which nothing controls a terminal."""
-    if isinstance(value, str):
-        return one_line(value)
-    if isinstance(value, list):
-        return [_printable(character) for character in value]
-    if isinstance(value, dict):
-        return {key: _printable(item) for key, item in value.items()}
-    return value
 
 
 @dataclass(frozen=True)
@@ -229,35 +221,29 @@ class NodeStart:
         }
 
 
-@dataclass(frozen=True)
-class Found:
-    """Node 0, as another node found it."""
-
-    board: Board
-    meeting: Meeting
-    address: str  # of this node
-    node0_address: str
-
-
 @contextmanager
 def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
     """Open node 0's board and announce it in the run folder until the block ends."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     place, hostname = start.place, socket.gethostname()
-    with _listener(place) as listener:
-        host, port = listener.getsockname()[:2]
-        everywhere = ipaddress.ip_address(host.partition("%")[0]).is_unspecified
-        reached = "localhost" if everywhere else host
-        store = TCPStore(
-            reached, port, None, True, _CALL_S, False, master_listen_fd=listener.detach()
-        )
+    stated = place.address or Address(hostname, 0)
+    try:
+        with listening_socket(stated.host, stated.port) as listener:
+            host, port = listener.getsockname()[:2]
+            everywhere = ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+            reached, file = "localhost" if everywhere else host, listener.detach()
+    except OSError as error:
+        raise DpscopeError(
+            f"--rendezvous {stated}: cannot listen on port {stated.port} ({error.strerror}); give another port"
+        ) from error
+    store = TCPStore(reached, port, None, True, _CALL_S, False, master_listen_fd=file)
     hosts = (hostname, *interface_addresses().values()) if everywhere else (host,)
     secret = secrets.token_hex(16)
-    meeting = Meeting(hostname, start.terms(on_gpus), place.job, hosts, port, secret)
-    board = Board(PrefixStore(meeting.prefix, store), secret, 0, range(1, place.count))
+    board = Board(store, secret, 0, range(1, place.count))
     path = start.out / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
+        meeting = Meeting(hostname, start.terms(on_gpus), place.job, hosts, port, secret)
         write_json(path, meeting, mode=0o600)
         at = "all addresses" if everywhere else host
         start.note(
@@ -269,22 +255,17 @@ def opened_meeting(start: NodeStart, on_gpus: bool) -> Iterator[Board]:
         board.close()
 
 
-def _listener(place: NodePlace) -> socket.socket:
-    """The store's socket; if the port that dpscope chose is taken, one on a free port, which the
-    folder announces.
-    """
-    address = place.address or Address(socket.gethostname(), 0)
-    try:
-        return listening_socket(address.host, address.port)
-    except OSError as error:
-        if not place.port_stated:
-            return listening_socket(address.host, 0)
-        raise DpscopeError(
-            f"--rendezvous {address}: cannot listen on port {address.port} ({error.strerror}); give another port"
-        ) from error
+@dataclass(frozen=True)
+class Node0:
+    """Node 0, as another node reaches it."""
+
+    board: Board  # of the other node
+    meeting: Meeting
+    address: str
+    address_here: str  # of the other node
 
 
-def found_meeting(start: NodeStart) -> Found:
+def found_meeting(start: NodeStart) -> Node0:
     """Look for node 0 at the addresses in the run folder; raises DpscopeError if it is not found."""
     place, out = start.place, start.out
     start.note(
@@ -292,13 +273,13 @@ def found_meeting(start: NodeStart) -> Found:
     )
     deadline_s = time.monotonic() + start.wait_s
     reason = f"no file of it in {out.absolute()}"
+    stated = [] if place.address is None else [place.address.host]
     while time.monotonic() < deadline_s:
         for meeting in _meetings(place, out):
-            stated = [] if place.address is None else [place.address]
-            announced = [Address(host, meeting.port) for host in meeting.hosts]
-            for address in dict.fromkeys((*stated, *announced)):
+            for host in dict.fromkeys((*stated, *meeting.hosts)):
+                address = Address(host, meeting.port)
                 answer = _answer(place, meeting, address)
-                if isinstance(answer, Found):
+                if isinstance(answer, Node0):
                     return answer
                 reason = f"{address}: {answer}"
         time.sleep(_POLL_S)
@@ -313,19 +294,19 @@ def _meetings(place: NodePlace, out: Path) -> list[Meeting]:
 
     A stated port distinguishes two commands in one folder, the second of which will be refused.
     """
-    port = place.address.port if place.address is not None and place.port_stated else None
+    port = 0 if place.address is None else place.address.port
     meetings = []
     for path in out.glob(f"{_PREFIX}*"):
         with suppress(DpscopeError):  # of another version
             meeting = read_json_if_there(path, Meeting)
-            if meeting is not None and meeting.job == place.job and port in (None, meeting.port):
+            if meeting is not None and meeting.job == place.job and port in (0, meeting.port):
                 meetings.append(meeting)
     return meetings
 
 
-def _answer(place: NodePlace, meeting: Meeting, address: Address) -> Found | str:
+def _answer(place: NodePlace, meeting: Meeting, address: Address) -> Node0 | str:
     """`_met` in a thread, because it may block for ever."""
-    answers: queue.SimpleQueue[Found | DpscopeError | str] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Node0 | DpscopeError | str] = queue.SimpleQueue()
     threading.Thread(
         target=lambda: answers.put(_met(place, meeting, address)), name=THREAD_NAME, daemon=True
     ).start()
@@ -338,21 +319,20 @@ def _answer(place: NodePlace, meeting: Meeting, address: Address) -> Found | str
     return answer
 
 
-def _met(place: NodePlace, meeting: Meeting, address: Address) -> Found | DpscopeError | str:
+def _met(place: NodePlace, meeting: Meeting, address: Address) -> Node0 | DpscopeError | str:
     """Node 0, or why it is not there."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # of torch._C
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
     try:
         store = TCPStore(address.host, address.port, None, False, _CALL_S, False)
         near, far = connection_to(address.port)
-        shared = PrefixStore(meeting.prefix, store)
-        if read_state(shared, meeting.secret, 0) is None:
+        if read_state(store, meeting.secret, 0) is None:
             return "what listens there is not node 0 of this command"
-        if read_state(shared, meeting.secret, place.rank) is not None:
+        if read_state(store, meeting.secret, place.rank) is not None:
             return DpscopeError(
                 f"--node-rank {place.rank}: another node was started with it; give each its own number"
             )
-        return Found(Board(shared, meeting.secret, place.rank, (0,)), meeting, near, far)
+        return Node0(Board(store, meeting.secret, place.rank, (0,)), meeting, far, near)
     except (OSError, RuntimeError):
         return f"no connection within {_CALL_S.total_seconds():g} s"
 

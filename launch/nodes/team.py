@@ -6,14 +6,11 @@ Imports no torch.
 
 import contextlib
 import hashlib
-import os
-import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,10 @@ import msgspec
 
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
-from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
 from dpscope.launch.nodes.board import (
-    SEEN_WITHIN_S,
     Board,
-    Found,
+    Node0,
     NodeInfo,
     NodeLostError,
     NodeStart,
@@ -40,15 +35,16 @@ from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import JobFolder, RunFolder
+from dpscope.profiling.store.shown_text import one_line
 
 _CLEARED_S = 30.0  # ending processes that outlive SIGTERM takes ten
+SEEN_WITHIN_S = 10.0  # a network's file system shows a new file of another host late
 _LEAVE_S = 5.0  # for the others to read how the command ended, before the store ends with node 0
 # in which torchrun ends by itself after another node's: its ranks notice that their peers are gone
 _SELF_END_S = 8.0
 _REPORT_S = 15.0  # for a node's report on its part of a job that has ended
 _AT_SUCCESS_S = 60.0  # the same after success: no node is ended before it has ended by itself
 _LOSS_SEEN_S = 17.0  # longer than a node may be silent
-_STOP_S = 60.0  # after a signal to another node: node 0 lets a job end by itself first
 _LONGEST_JOB_S = 1e8  # on another node: node 0 keeps the time
 _LOG_BYTES = 256 << 10  # of the end of another node's log
 _POLL_S = 0.1
@@ -76,14 +72,13 @@ class Team(JobStarter):
         self.others = sorted(board.states)
         self.count = 1 + len(self.others)
         self._board, self._start = board, start
-        self._attempt, self._stopping = 0, False
+        self._attempt = 0
 
     def gather(self) -> None:
         """Wait for all nodes; raises DpscopeError if one does not join, or cannot take part."""
         missing = list(self.others)
 
         def all_joined() -> bool:
-            self.relay_stops()
             for node, state in self._board.states.items():
                 if state.beat > 0 and (loss := self.loss(node)) is not None:
                     raise DpscopeError(loss)
@@ -110,7 +105,7 @@ class Team(JobStarter):
     def name(self, node: int) -> str:
         """Such as ``node 1 (gpu07)``."""
         info = self._board.joined.get(node)
-        return f"node {node}" if info is None else f"node {node} ({info.host.hostname})"
+        return f"node {node}" if info is None else f"node {node} ({one_line(info.host.hostname)})"
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
         # node 0's environment is in the manifest
@@ -126,7 +121,7 @@ class Team(JobStarter):
         if (lost := self.lost) is not None:
             raise NodeLostError(lost)
         if job.nodes == 1:
-            return NodesJob(self, [], job)
+            return TorchrunJob(job)
         self.check_gpus([job])
         port, address = free_port(), self._address
         self._begin(job=_digest(job.command), port=port)
@@ -167,14 +162,6 @@ class Team(JobStarter):
         """Wait until the parts of these nodes are over, lost nodes excepted."""
         _wait(wait_s, lambda: all(self.ended(node) or self.loss(node) for node in nodes))
 
-    def relay_stops(self) -> None:
-        """If another node was requested to stop, send this process the same signal, once."""
-        numbers = {state.signal for state in self._board.states.values()}
-        requested = numbers & {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        if requested and not self._stopping:
-            self._stopping = True
-            os.kill(os.getpid(), requested.pop())
-
     def dismiss(self, exit_status: int, message: str = "") -> None:
         self._board.publish(left=message, exit_status=exit_status)
         states, joined = self._board.states, self._board.joined
@@ -185,13 +172,9 @@ class Team(JobStarter):
 
 
 class NodesJob(TorchrunJob):
-    """Node 0's part of a job, and the reports of the `others` on theirs; a job of node 0 alone has
-    no others.
-    """
+    """Node 0's part of a job over several nodes, and the reports of the `others` on theirs."""
 
-    def __init__(
-        self, team: Team, others: Sequence[int], job: Job, interface: str | None = None
-    ) -> None:
+    def __init__(self, team: Team, others: Sequence[int], job: Job, interface: str | None) -> None:
         self._team, self._others = team, others
         self._failed_at_s: float | None = None  # when another node's torchrun failed
         self._exit_status: int | None = None
@@ -208,7 +191,6 @@ class NodesJob(TorchrunJob):
         """
 
         def over() -> bool:
-            self._team.relay_stops()
             if self._failed_at_s is None and any(map(self._team.failed, self._others)):
                 self._failed_at_s = time.monotonic()
             failed_at_s = self._failed_at_s
@@ -230,8 +212,7 @@ class NodesJob(TorchrunJob):
         """End the job on all nodes, and add the output of the other nodes' processes to the log."""
         if self._exit_status == 0:
             self._team.await_ends(self._others, _AT_SUCCESS_S)
-        if self._others:
-            self._team.end_on_others()
+        self._team.end_on_others()
         left = super().end()
         self._team.await_ends(self._others, _REPORT_S)
         for node in self._others:
@@ -242,7 +223,7 @@ class NodesJob(TorchrunJob):
         return left
 
     def rank_location(self, rank: int | None) -> str:
-        if rank is None or not self._others:
+        if rank is None:
             return ""
         return f" on {self._team.name(rank // self.processes_per_node)}"
 
@@ -267,27 +248,29 @@ def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
             raise
 
 
-def follow(start: NodeStart, describe: Callable[[Found], NodeInfo]) -> int:
+def follow(start: NodeStart, describe: Callable[[Node0], NodeInfo]) -> int:
     """Any other node: look for node 0 and take part until the end; returns node 0's exit status.
 
     `describe` gives this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not
     found, was started otherwise, or starts a job that is not planned.
     """
-    found = found_meeting(start)
-    why = ""
+    node0 = found_meeting(start)
+    board, reason = node0.board, ""
     try:
-        info = describe(found)
-        check_alike(start, info, found.meeting)
-        return _Follower(start, info, found.board, found.meeting.hostname).follow()
+        info = describe(node0)
+        check_alike(start, info, node0.meeting)
+        with board.stop.listening():
+            board.publish(info=info)
+            return _Follower(start, info, board, node0.meeting.hostname).follow()
     except DpscopeError as error:
-        why = str(error)
+        reason = str(error)
         raise
     finally:
-        found.board.publish(left=why)
-        found.board.close()
+        board.publish(left=reason)
+        board.close()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Follower:
     """A node that runs its part of each planned job that node 0, on the host `leader`, starts."""
 
@@ -295,27 +278,20 @@ class _Follower:
     info: NodeInfo
     board: Board
     leader: str
-    stop: StopRequest = field(default_factory=StopRequest)
-    stopped_at_s: float | None = None
 
     def follow(self) -> int:
         done = 0
-        with self.stop.listening():
-            self.board.publish(info=self.info)
-            while (state := self.board.states[0]).left is None:
-                if (lost := self.board.lost(0)) is not None:
-                    raise NodeLostError(f"node 0 ({self.leader}) was lost: {lost}")
-                if self._stop_ignored():
-                    self.start.note(f"node 0 ({self.leader}) does not respond to the signal.")
-                    return self.stop.exit_status
-                if state.attempt != done:
-                    done = state.attempt
-                    self.board.publish(attempt=done, ended=False)
-                    self.board.publish(ended=True, exit_status=self._run(state))
-                time.sleep(_POLL_S)
-            if state.left:
-                self.start.note(state.left)
-            return state.exit_status or 0
+        while (state := self.board.states[0]).left is None:
+            if (lost := self.board.lost(0)) is not None:
+                raise NodeLostError(f"node 0 ({self.leader}) was lost: {lost}")
+            if state.attempt != done:
+                done = state.attempt
+                self.board.publish(attempt=done, ended=False)
+                self.board.publish(ended=True, exit_status=self._run(state))
+            time.sleep(_POLL_S)
+        if state.left:
+            self.start.note(one_line(state.left))
+        return state.exit_status or 0
 
     def _run(self, begun: State) -> int | None:
         """Run this node's part of an attempt until it ends by itself or node 0 ends it.
@@ -333,46 +309,34 @@ class _Follower:
         def over() -> bool:
             now = self.board.states[0]
             ended = now.attempt != begun.attempt or now.must_end or now.left is not None
-            return ended or self._stop_ignored() or self.board.lost(0) is not None
+            return ended or self.board.lost(0) is not None
 
         self.start.note(f"{job.name}: started")
-        folder = JobFolder(Path(tempfile.mkdtemp(prefix="dpscope-node-")))
-        address = self.info.node0_address
-        part = replace(job, node=node, address=address, port=begun.port, folder=folder)
-        try:
+        with tempfile.TemporaryDirectory(
+            prefix="dpscope-node-", ignore_cleanup_errors=True
+        ) as path:
+            folder, address = JobFolder(Path(path)), self.info.node0_address
+            part = replace(job, node=node, address=address, port=begun.port, folder=folder)
             running = TorchrunJob(part, self.info.host.interface)
             try:
                 _, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
             finally:
                 running.end()
-            log = folder.log_path.read_bytes()[-_LOG_BYTES:]
             with contextlib.suppress(OSError):
+                log = folder.log_path.read_bytes()[-_LOG_BYTES:]
                 job.folder.node_log_path(node).write_bytes(log)
-        finally:
-            shutil.rmtree(folder.path, ignore_errors=True)
         self.start.note(f"{job.name}: ended")
         return exit_status
 
     def _planned(self, digest: str) -> Job:
-        """The job that node 0 means, as this node derives it; node 0's files may become visible
-        late.
-        """
-        planned: list[Job] = []
-
-        def is_there() -> bool:
-            planned[:] = [job for job in self.start.plan() if _digest(job.command) == digest]
-            return bool(planned)
-
-        if not _wait(SEEN_WITHIN_S, is_there):
-            raise DpscopeError(
-                f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check "
-                "that all nodes share the folder"
-            )
-        return planned[0]
-
-    def _stop_ignored(self) -> bool:
-        """Whether this node was requested to stop, has notified node 0, and got no response."""
-        if self.stop.requested and self.stopped_at_s is None:
-            self.stopped_at_s = time.monotonic()
-            self.board.publish(signal=self.stop.signal_number or 0)
-        return self.stopped_at_s is not None and time.monotonic() - self.stopped_at_s > _STOP_S
+        """The job that node 0 means, as this node derives it."""
+        deadline_s = time.monotonic() + SEEN_WITHIN_S
+        while time.monotonic() < deadline_s:
+            for job in self.start.plan():
+                if _digest(job.command) == digest:
+                    return job
+            time.sleep(_POLL_S)
+        raise DpscopeError(
+            f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check "
+            "that all nodes share the folder"
+        )

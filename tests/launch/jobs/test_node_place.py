@@ -42,16 +42,9 @@ def place(
 
 
 def test_slurm_gives_count_rank_and_address() -> None:
-    found = place(SLURM)
-    assert (found.count, found.rank, found.job, found.port_stated) == (2, 1, "slurm-71-3-0", False)
-    assert found.address is not None
-    assert found.address.host == "gpu07"
-    assert 20_000 <= found.address.port < 30_000
-    # The same on every node, another for each step and each time the job is requeued.
-    assert place({**SLURM, "SLURM_NODEID": "0"}).address == found.address
-    again = place({**SLURM, "SLURM_RESTART_COUNT": "1"})
-    assert again.job == "slurm-71-3-1"
-    assert again.address != found.address
+    assert place(SLURM) == NodePlace(2, 1, Address("gpu07", 0), "slurm-71-3-0")
+    # Another each time the job is requeued.
+    assert place({**SLURM, "SLURM_RESTART_COUNT": "1"}).job == "slurm-71-3-1"
     assert (launched_rank(SLURM), launched_rank({})) == (1, None)
 
 

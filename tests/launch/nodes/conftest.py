@@ -13,7 +13,7 @@ import pytest
 from dpscope.launch.jobs.node_place import Address, NodePlace
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job
-from dpscope.launch.nodes.board import THREAD_NAME, Found, NodeInfo, NodeStart
+from dpscope.launch.nodes.board import THREAD_NAME, Node0, NodeInfo, NodeStart
 from dpscope.launch.nodes.team import Team, follow, led
 from dpscope.profiling.machine.interfaces import host_at
 from dpscope.profiling.store.errors import DpscopeError
@@ -61,9 +61,9 @@ class Nodes:
     ) -> threading.Thread:
         """A node that looks for node 0 and follows it to the end."""
 
-        def info(found: Found) -> NodeInfo:
-            host = host_at(node, found.address, environment(hostname or f"n{node}"))
-            return NodeInfo(host, found.node0_address, gpus)
+        def info(node0: Node0) -> NodeInfo:
+            host = host_at(node, node0.address_here, environment(hostname or f"n{node}"))
+            return NodeInfo(host, node0.address, gpus)
 
         def run() -> None:
             try:

@@ -80,7 +80,7 @@ def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path)
         with nodes.meeting() as team:
             assert team.lost is None  # a relay that only passes on changes nothing
             store = stranger(nodes.port)
-            (key,) = [one for one in store.list_keys() if one.endswith("/0/state")]
+            (key,) = [one for one in store.list_keys() if one.endswith("0/state")]
             sent = bytes(store.get(key))
             forged = {"attempt": 1, "job": _digest(nodes.plan[0].command), "beat": 10**6}
             deadline = time.monotonic() + 2
@@ -94,7 +94,7 @@ def test_a_state_that_a_relay_forges_begins_no_job(nodes: Nodes, tmp_path: Path)
 
 
 def test_a_claimed_rank_does_not_keep_its_node_out(nodes: Nodes) -> None:
-    """The stranger knows the run's prefix from the listed keys, and writes in the name of a node
+    """The stranger knows the listed keys, and writes in the name of a node
     before it joins.
     """
     joining = threading.Timer(1.0, lambda: nodes.start(1))
@@ -104,10 +104,10 @@ def test_a_claimed_rank_does_not_keep_its_node_out(nodes: Nodes) -> None:
         while not keys:
             try:
                 store = stranger(nodes.port)
-                keys = [one for one in store.list_keys() if one.endswith("/0/state")]
+                keys = [one for one in store.list_keys() if one.endswith("0/state")]
             except RuntimeError:
                 time.sleep(0.02)
-        store.set(keys[0].replace("/0/state", "/1/state"), "\xff mine")
+        store.set(keys[0].replace("0/state", "1/state"), "\xff mine")
 
     claiming = threading.Thread(target=claim)
     claiming.start()

@@ -2,6 +2,8 @@
 valid seal has no effect.
 """
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -73,6 +75,19 @@ def test_silence_is_a_loss_and_a_replayed_state_no_sign_of_life(
         pair.store.set("1/state", earlier.decode())
         time.sleep(0.05)
     assert first.lost(1) == "it was silent for 0.5 s"
+
+
+def test_a_signal_to_another_node_arrives_here_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(board_module.os, "kill", lambda *signalled: sent.append(signalled))
+    first, second = pair.boards
+    second.stop.signal_number = signal.SIGTERM
+    wait_until(lambda: bool(sent), timeout_s=5)
+    beat = first.states[1].beat
+    wait_until(lambda: first.states[1].beat > beat + 1, timeout_s=5)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_a_forged_state_is_ignored(pair: Pair) -> None:

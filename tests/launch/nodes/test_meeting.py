@@ -167,11 +167,11 @@ def test_a_node_of_another_job_does_not_take_part(nodes: Nodes) -> None:
     assert nodes.ended == {1: 7}
 
 
-def test_a_taken_port_is_replaced_unless_the_user_stated_it(nodes: Nodes) -> None:
-    own: dict[str, Any] = {"job": "slurm-7-0-0", "port_stated": False}
+def test_a_free_port_is_chosen_unless_the_user_stated_one(nodes: Nodes) -> None:
+    started: dict[str, Any] = {"job": "slurm-7-0-0", "address": Address("127.0.0.1", 0)}
     with socket.create_server(("", nodes.port)):
-        threading.Timer(0.5, lambda: nodes.start(1, **own)).start()
-        with nodes.meeting(**own) as team:
+        threading.Timer(0.5, lambda: nodes.start(1, **started)).start()
+        with nodes.meeting(**started) as team:
             assert team.name(1) == "node 1 (n1)"
         stated = f"--rendezvous 127.0.0.1:{nodes.port}: cannot listen on port {nodes.port}"
         with pytest.raises(DpscopeError, match=stated), nodes.meeting(job="slurm-7-0-0"):
