@@ -8,7 +8,7 @@ from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import DeviceLinks
-from dpscope.profiling.records.run import DeviceState, Environment, RankResult
+from dpscope.profiling.records.run import DeviceState, Environment, Manifest, RankResult
 
 
 def setting_of(run: RunData) -> str:
@@ -68,20 +68,12 @@ def environment_facts(
         yield from _of_traces(run)
         return
     manifest = run.manifest
-    environment, config = manifest.environment, manifest.config
-    workload, measurement = config.workload, config.measurement
+    environment = manifest.environment
     ranks = [rank for data in run.measured for _, rank in data.ranks]
     yield "Measured", manifest.created_at
     yield "dpscope", manifest.dpscope_version
     yield "Host", environment.hostname
-    for host in manifest.hosts:
-        way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
-        yield (
-            f"Node {host.node}",
-            f"{host.hostname}, {host.address}, {way}{_connected(ranks, host.node)}",
-        )
-    if manifest.hosts:
-        yield from _rates(calibration)
+    yield from _nodes(manifest, ranks, calibration)
     yield "Platform", environment.platform
     yield "CPU", f"{environment.cpu_name or NA}, {counted(environment.cpu_count, 'core')} usable"
     yield "Memory", show_bytes(environment.memory_bytes)
@@ -94,6 +86,27 @@ def environment_facts(
     if engines := ", ".join(sorted({rank.nccl_engine for rank in ranks if rank.nccl_engine})):
         yield "NCCL engine", engines
     yield "Threads per process", str(manifest.threads_per_process)
+    yield from _measured_training(manifest)
+    yield from _gpus(environment, ranks)
+    yield from sorted(environment.settings.items())
+
+
+def _nodes(
+    manifest: Manifest, ranks: Sequence[RankResult], calibration: Calibration | None
+) -> Iterator[tuple[str, str]]:
+    for host in manifest.hosts:
+        way = f"gloo over {host.interface or NA}, by {host.interface_chosen_by}"
+        yield (
+            f"Node {host.node}",
+            f"{host.hostname}, {host.address}, {way}{_connected(ranks, host.node)}",
+        )
+    if manifest.hosts:
+        yield from _rates(calibration)
+
+
+def _measured_training(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What was trained, and for how many steps."""
+    workload, measurement = manifest.config.workload, manifest.config.measurement
     on_devices = manifest.device_type == "cuda" and manifest.script is None
     warm_up = f"{measurement.warmup_steps} warm-up{' (on devices 11 and 1.5 s at least)' if on_devices else ''}"
     yield (
@@ -107,11 +120,14 @@ def environment_facts(
         yield "Model and data", f"{workload.model}, {workload.data}, amp {workload.amp}"
         if manifest.normalisation is not None:
             yield "Normalised by", manifest.normalisation
-        optimizer = config.optimizer
+        optimizer = manifest.config.optimizer
         yield (
             "Optimizer",
             f"SGD, learning rate {optimizer.learning_rate:g}, momentum {optimizer.momentum:g}",
         )
+
+
+def _gpus(environment: Environment, ranks: Sequence[RankResult]) -> Iterator[tuple[str, str]]:
     loaded = [state for rank in ranks for state in rank.device_states_after]
     links = environment.interconnect.devices if environment.interconnect is not None else ()
     for device in environment.accelerators:
@@ -122,7 +138,6 @@ def environment_facts(
             (link for link in links if link.uuid is not None and link.uuid == device.uuid), None
         )
         yield f"GPU {device.index}", _device(device, under_load, slot)
-    yield from sorted(environment.settings.items())
 
 
 def _connected(ranks: Sequence[RankResult], node: int) -> str:

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -215,7 +215,7 @@ def job_outcome(
         return JobOutcome("crashed", message, _log_tail(log, None))
     if exit_status is None:
         return _timed_out(log, f"passed its time limit of {timeout_s:g} s ({where})")
-    first = _first_failure(read_failures(folder.path), log, exit_status, has_result)
+    first = next(_failures(read_failures(folder.path), log, exit_status, has_result))
     status = first.status
     if status == "crashed" and _lacked_memory(first, kills_before):
         status = "out_of_memory"
@@ -247,34 +247,36 @@ class _Failure(NamedTuple):
     signal: int | None = None
 
 
-def _first_failure(
+def _failures(
     notes: Sequence[FailureNote], log: str, torchrun_status: int, has_result: bool
-) -> _Failure:
+) -> Iterator[_Failure]:
+    """What failed, the most likely cause of all the others first."""
     exits = {int(rank): int(status) for rank, status in _EXIT.findall(log)}
-    killed = [
-        rank for rank, status in exits.items() if status < 0 and -status not in _CONSEQUENT_SIGNALS
-    ]
-    causes = [note for note in notes if note.kind == "out_of_memory"]
-    if not causes and killed:
-        rank, number = killed[0], -exits[killed[0]]
-        return _Failure(rank, f"rank {rank} was killed by {_signal_text(number)}", signal=number)
-    causes = causes or [note for note in notes if not note.peer_lost]
+    yield from (_noted(note) for note in notes if note.kind == "out_of_memory")
+    for rank, status in exits.items():
+        if status < 0 and -status not in _CONSEQUENT_SIGNALS:
+            message = f"rank {rank} was killed by {_signal_text(-status)}"
+            yield _Failure(rank, message, signal=-status)
+    yield from (_noted(note) for note in notes if not note.peer_lost)
     # a signal ends the rank, which writes no note
-    if not causes and (aborted := _watchdog_failure(log)):
-        return aborted
-    for note in causes or notes:
-        return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
-    if exits:
-        rank = min(exits, key=lambda rank: _likely_consequence(exits[rank]))
-        return _Failure(rank, f"rank {rank} {_end_text(exits[rank])}")
-    if torchrun_status < 0:
-        return _Failure(
-            None,
-            f"torchrun was killed by {_signal_text(-torchrun_status)}",
-            signal=-torchrun_status,
-        )
+    if aborted := _watchdog_failure(log):
+        yield aborted
+    yield from map(_noted, notes)
+    for rank in sorted(exits, key=lambda rank: _likely_consequence(exits[rank])):
+        yield _Failure(rank, f"rank {rank} {_end_text(exits[rank])}")
+    yield _failure_of_torchrun(torchrun_status, has_result)
+
+
+def _noted(note: FailureNote) -> _Failure:
+    return _Failure(note.rank, f"rank {note.rank}: {note.message}", note.kind)
+
+
+def _failure_of_torchrun(status: int, has_result: bool) -> _Failure:
+    if status < 0:
+        message = f"torchrun was killed by {_signal_text(-status)}"
+        return _Failure(None, message, signal=-status)
     without = "" if has_result else " and no result"
-    return _Failure(None, f"torchrun ended with exit status {torchrun_status}{without}")
+    return _Failure(None, f"torchrun ended with exit status {status}{without}")
 
 
 def _watchdog_failure(log: str) -> _Failure | None:

@@ -52,16 +52,8 @@ def node_place(
     Raises DpscopeError for contradictory or missing values.
     """
     launcher = _launcher(environment)
-    if nodes == "auto" and launcher.count is None:
-        raise DpscopeError(
-            "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job sets the number of nodes; give "
-            "--nodes, --node-rank and --rendezvous"
-        )
-    if nodes != "auto" and (not nodes.isdecimal() or int(nodes) < 1):
-        raise DpscopeError(f"--nodes {nodes}: give auto, or a number of nodes")
-    count = launcher.count or 1 if nodes == "auto" else int(nodes)
-    by_launcher = nodes == "auto" or (node_rank is None and count > 1)
-    if by_launcher:
+    count = _count(launcher) if nodes == "auto" else _stated_count(nodes)
+    if nodes == "auto" or (node_rank is None and count > 1):
         _check_launcher(launcher, nodes, count)
     if count == 1:
         return None
@@ -80,6 +72,21 @@ def node_place(
             f"--nodes {nodes}: no launcher sets the rendezvous; give --rendezvous HOST:PORT, with node 0's name or address"
         )
     return NodePlace(count, rank, address, launcher.job)
+
+
+def _count(launcher: _Launcher) -> int:
+    if launcher.count is None:
+        raise DpscopeError(
+            "--nodes auto: neither srun, MPI, PMI nor a Kubernetes job sets the number of nodes; give "
+            "--nodes, --node-rank and --rendezvous"
+        )
+    return max(1, launcher.count)
+
+
+def _stated_count(nodes: str) -> int:
+    if not nodes.isdecimal() or int(nodes) < 1:
+        raise DpscopeError(f"--nodes {nodes}: give auto, or a number of nodes")
+    return int(nodes)
 
 
 def _check_launcher(launcher: _Launcher, nodes: str, count: int) -> None:
@@ -102,13 +109,13 @@ def launched_rank(environment: Mapping[str, str]) -> int | None:
 
 def parse_address(text: str) -> Address:
     """``host0:29500``, ``host0`` (at the usual port) or ``[::1]:29500``; raises DpscopeError."""
-    found = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", text.strip())
-    port = int(found[2] or DEFAULT_PORT) if found is not None else 0
-    if found is None or not 0 < port < 65536:
+    parts = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", text.strip())
+    port = int(parts[2] or DEFAULT_PORT) if parts is not None else 0
+    if parts is None or not 0 < port < 65536:
         raise DpscopeError(
             f"--rendezvous {text}: give node 0's host and a port on it, such as host0:29500"
         )
-    host = found[1].strip("[]")
+    host = parts[1].strip("[]")
     try:
         host.encode("idna")  # as the look-up of a name does
     except UnicodeError as error:

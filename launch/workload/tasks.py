@@ -113,10 +113,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _check_batch(function: str, make_batch: MakeBatch) -> None:
-    """Raise DpscopeError unless batches are pairs of nested tensors, a sample per row, and equal
-    for equal seeds.
-    """
+def _tried_batches(function: str, make_batch: MakeBatch) -> list[Any]:
+    """Two batches made with one seed; raises DpscopeError unless they are pairs."""
     try:
         batches = [make_batch(0, _TRIED) for _ in range(2)]
     except Exception as error:
@@ -128,6 +126,14 @@ def _check_batch(function: str, make_batch: MakeBatch) -> None:
         raise DpscopeError(
             f"{function}: make_batch returned {type(batches[0]).__name__}; return (inputs, targets)"
         )
+    return batches
+
+
+def _check_batch(function: str, make_batch: MakeBatch) -> None:
+    """Raise DpscopeError unless batches are pairs of nested tensors, a sample per row, and equal
+    for equal seeds.
+    """
+    batches = _tried_batches(function, make_batch)
     tensors = [list(leaves(batch)) for batch in batches]
     if not tensors[0] or not list(leaves(batches[0][0])):
         raise DpscopeError(
