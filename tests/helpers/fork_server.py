@@ -1,15 +1,15 @@
 """A process that has imported torch and forks into the programs that tests start: the import takes
 two seconds of CPU time.
 
-    python -m tests.helpers.fork_server PARENT LISTENER
+    python -m tests.helpers.fork_server LISTENER OWNER
 
-`forks` starts one for this process, with which it ends. A program that child_start hands to it runs
-in a fork, which has the environment, folder, files and command line of the process that was
-started, also in /proc, and gets its signals. The fork ends with that process, which ends as the
-fork does. What importing torch computes, such as its number of threads, is the server's.
+`forks` starts one for this process, with which it ends; workers of pytest-xdist share one, which
+ends with the process that started them. A program that child_start hands to it runs in a fork,
+which has the environment, folder, files and command line of the process that was started, also in
+/proc, and gets its signals. The fork ends with that process, which ends as the fork does. What
+importing torch computes, such as its number of threads, is the server's.
 """
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -25,7 +25,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from dpscope.launch.jobs import parent_death
 from tests.helpers.forked_ranks import import_for_ranks, run_program
@@ -38,6 +40,7 @@ _IMPORTED = (
 )
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
+_FOLDERS = "dpscope-forks-"
 _RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
 _LONGEST_REQUEST = 200_000
 
@@ -59,35 +62,46 @@ def forks() -> Iterator[None]:
 
 @functools.cache
 def server(*changes: tuple[str, str]) -> str:
-    """The socket of this process's server whose environment has these changes, such as libraries to
-    load first.
+    """The socket of the server whose environment has these changes, such as libraries to load
+    first.
     """
-    folder = tempfile.mkdtemp(prefix="dpscope-forks-")
-    atexit.register(shutil.rmtree, folder)
-    path = os.path.join(folder, "socket")
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same in all workers
+    if session is None:
+        folder, owner = Path(tempfile.mkdtemp(prefix=_FOLDERS)), os.getpid()
+    else:
+        folder, owner = Path(tempfile.gettempdir(), f"{_FOLDERS}{session}"), os.getppid()
+        folder.mkdir(exist_ok=True)
+    path = folder / str(zlib.crc32(repr(changes).encode()))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _start(str(path), owner, dict(changes))
+    return str(path)
+
+
+def _start(path: str, owner: int, changes: dict[str, str]) -> None:
+    """A server that listens at `path` until the process `owner` ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)  # those who ask meanwhile wait until torch is imported
-        number = listener.fileno()
-        command = [sys.executable, "-m", __name__, str(os.getpid()), str(number), _RESERVED]
-        room = {**os.environ, **dict(changes), "ROOM": _RESERVED}
+        numbers = [listener.fileno(), os.pidfd_open(owner)]
+        command = [sys.executable, "-m", __name__, *map(str, numbers), _RESERVED]
         subprocess.Popen(
             command,
-            pass_fds=[number],
+            pass_fds=numbers,
             cwd=ROOT,
-            env=room,
+            env={**os.environ, **changes, "ROOM": _RESERVED},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    return path
+        os.close(numbers[1])
 
 
 def main() -> None:
-    parent_death.die_with_process(int(sys.argv[1]))
-    listener = socket.socket(fileno=int(sys.argv[2]))
+    listener, owner = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     import_for_ranks()
     _import_for_commands()
-    run_program(_serve(listener))
+    run_program(_serve(listener, owner))
 
 
 def _import_for_commands() -> None:
@@ -97,9 +111,9 @@ def _import_for_commands() -> None:
     gc.freeze()
 
 
-def _serve(listener: socket.socket) -> list[str]:
-    """Fork for each request, and tell who asked how the fork ended; in a fork, return its
-    program.
+def _serve(listener: socket.socket, owner: int) -> list[str]:
+    """Fork for each request, and tell who asked how the fork ended; in a fork, return its program.
+    Ends with the owner.
     """
     woken, waker = socket.socketpair()
     waker.setblocking(False)
@@ -107,7 +121,10 @@ def _serve(listener: socket.socket) -> list[str]:
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     clients: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listener, woken], [], [])
+        ready, _, _ = select.select([listener, woken, owner], [], [])
+        if owner in ready:
+            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+            os._exit(0)
         if listener in ready:
             client = listener.accept()[0]
             message, files, _, _ = socket.recv_fds(client, _LONGEST_REQUEST, 3 + len(_NAMESPACES))
@@ -119,6 +136,7 @@ def _serve(listener: socket.socket) -> list[str]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for connection in (listener, woken, waker, *clients.values()):
                     connection.close()
+                os.close(owner)
                 return _become(client, files, **json.loads(message))
             clients[process] = client
             with contextlib.suppress(OSError):
