@@ -23,6 +23,7 @@ from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.whole_job.job import read_job
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
+from tests.helpers.fork_server import FIGURES
 from tests.helpers.light_torchrun import light_jobs
 
 MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
@@ -31,7 +32,7 @@ MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeou
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)],
-        env=os.environ | {"COLUMNS": "80"},
+        env=os.environ | {"COLUMNS": "80", FIGURES: "1"},
         capture_output=True,
         text=True,
         timeout=240,

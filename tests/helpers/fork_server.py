@@ -7,7 +7,8 @@ two seconds of CPU time.
 ends with the process that started them. A program that child_start hands to it runs in a fork,
 which has the environment, folder, files and command line of the process that was started, also in
 /proc, and gets its signals. The fork ends with that process, which ends as the fork does. What
-importing torch computes, such as its number of threads, is the server's.
+importing torch computes, such as its number of threads, is the server's. A run's report has no
+figures, which take two seconds of CPU time, unless FIGURES is set.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ _IMPORTED = (
 )
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
+FIGURES = "DPSCOPE_TEST_FIGURES"
 _FOLDERS = "dpscope-forks-"
 _RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
 _LONGEST_REQUEST = 200_000
@@ -189,6 +191,10 @@ def _become(
         if one and one not in sys.path
     ]
     _show_in_proc(command, environment)
+    if FIGURES not in environment:
+        from dpscope.analysis.figures import draw
+
+        draw.RUN_FIGURES = ()
     if rank:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # as by -u
         _skip_once("die_with_job")  # the process that asked, torchrun's child, has called it

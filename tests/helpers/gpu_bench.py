@@ -11,6 +11,7 @@ from pathlib import Path
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.files import read_json
+from tests.helpers.fork_server import FIGURES
 from tests.helpers.gpu_checks import Analysis
 from tests.helpers.paths import ROOT
 
@@ -121,8 +122,8 @@ class Bench:
         """A command of dpscope, run to its end."""
         command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **(variables or {})}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=limit_s * PATIENCE, check=False,
+            command, cwd=ROOT, env={**os.environ, FIGURES: "1", **(variables or {})}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=limit_s * PATIENCE, check=False,
         )  # fmt: skip
 
     def run_command(self, name: str, *more: str) -> list[str]:

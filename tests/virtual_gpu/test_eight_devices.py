@@ -11,6 +11,7 @@ import pytest
 
 from dpscope.analysis import analyze_traces, waits_caused
 from dpscope.analysis.output.analyzed import AnalyzedJob
+from tests.helpers.fork_server import FIGURES
 from tests.helpers.made_verdicts import said
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import (
@@ -91,6 +92,7 @@ def ran(
         ),
         *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8", "--steps", "2"),
         *("--traced-steps", str(TRACED_STEPS), "--out", str(folder)),
+        variables={FIGURES: "1"},  # which are drawn in this run for all
     )
     return Ran(planted, node.truth(), folder)
 
