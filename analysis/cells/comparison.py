@@ -436,7 +436,7 @@ _NAMED = {  # phase -> colour and label
     "scatter": ("scatter", "scatter"),
     "replicate": ("replicate", "replicate"),
     "gather": ("gather", "gather"),
-    "loss_backward": ("scatter", "copies in backward"),
+    "loss_backward": ("loss_backward", "copies in backward"),
     "gradient_reduce": ("gradient_reduce", "gradient reduce"),
 }
 
@@ -458,10 +458,10 @@ def gap_parts(
         ("exposed", "DDP's exposed communication", minus(0.0, ddp_us)),
         *((*_NAMED.get(name, (name, name)), value) for name, value in by_phase.items()),
         ("exposed", "other exposed communication", minus(dp_us, sum(by_phase.values()))),
-        ("host_copies", "host copies", minus(gap.host_copies_us, dp_copies_us)),
+        ("copies", "host copies", minus(gap.host_copies_us, dp_copies_us)),
         ("compute", "compute", gap.compute_us),
         ("idle", "idle", gap.idle_us),
-        ("tracer", "unexplained", gap.tracer_us),
+        ("unexplained", "unexplained", gap.tracer_us),
     ]
     known = [WaterfallPart(key, label, us) for key, label, us in parts if us is not None]
     if len(known) < len(parts):

@@ -24,7 +24,9 @@ from dpscope.analysis.figures.style import (
     COLOURS,
     MARKERS,
     STYLE,
+    WIDTH,
     finish,
+    labelled,
     literal,
     panel_grid,
 )
@@ -39,7 +41,7 @@ _CURVE_POINTS = 200
 _CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}
 _BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
 _LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
-_BREAK: dict[str, Any] = {"color": COLOURS["idle"], "linewidth": 0.8}
+_BREAK: dict[str, Any] = {"color": "black", "linewidth": 0.4}
 
 
 def calibration_figure(calibration: Calibration) -> Figure:
@@ -51,9 +53,10 @@ def calibration_figure(calibration: Calibration) -> Figure:
     """
     known = (point for point in calibration.points if bus_factor(point.collective, point.devices))
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
-    columns, names = min(2, len(groups)), calibration.device_names
+    columns = min(2, len(groups))
+    names = calibration.device_names
     with mpl.rc_context(STYLE):
-        figure, panels = panel_grid(len(groups), columns, 4.4 * columns, 2.7, top=0.7)
+        figure, panels = panel_grid(len(groups), columns, WIDTH, 2.7, top=0.7)
         for axes, ((collective, devices, nodes), points) in zip(
             panels, groups.items(), strict=True
         ):
@@ -62,9 +65,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
             _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
-            axes.set_title(
-                f"{collective}, {counted(devices, 'device')}{over}{unknown}", loc="left", fontsize=9
-            )
+            axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}")
         machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
         finish(figure, f"Bus bandwidth by size ({machine})", "range of the iterations")
     return figure
@@ -77,7 +78,8 @@ def _panel(
     fit: CollectiveFit | None,
     link: LinkRate | None,
 ) -> None:
-    ranks, sizes_bytes = points[0].devices, [point.size_bytes for point in points]
+    ranks = points[0].devices
+    sizes_bytes = [point.size_bytes for point in points]
     medians, slowest, fastest = (
         _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points])
         for of in (median, max, min)
@@ -135,7 +137,7 @@ def draw_models(
     if link is not None:
         axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
         rate = f"{literal(link.name)}: {link.gb_per_s:.4g} GB/s"
-        axes.annotate(rate, (sizes[0], link.gb_per_s), fontsize=7, va="bottom")
+        axes.annotate(rate, (sizes[0], link.gb_per_s), va="bottom")
         axes.margins(y=0.15)  # so that this text stays below the panel's title
 
 
@@ -155,7 +157,7 @@ Panel = tuple[str, int, int]
 
 def bandwidths(run: RunData, costs: Costs) -> Figure | None:
     """A panel for each collective, number of ranks and nodes with matched transfers, the most bytes
-    first; None without any.
+    first; None without any, and of a single size with nothing to compare it with.
     """
     transfers = matched_transfers(run)
     if not transfers:
@@ -165,15 +167,20 @@ def bandwidths(run: RunData, costs: Costs) -> Figure | None:
         return sum(int(rows["bytes"].sum()) for rows in transfers[panel].values())
 
     chosen = sorted(sorted(transfers), key=lambda panel: -all_bytes(panel))[:MOST_PANELS]
-    figure, panels = panel_grid(len(chosen), min(2, len(chosen)), 7.5, 2.9, top=0.8)
+    figure, panels = panel_grid(len(chosen), min(2, len(chosen)), WIDTH, 2.9, top=0.8)
     cells = dict.fromkeys(cell for panel in chosen for cell in transfers[panel])
     markers = dict(zip(cells, cycle(MARKERS), strict=False))
     for axes, (kind, ranks, nodes) in zip(panels, chosen, strict=True):
         by_cell = transfers[kind, ranks, nodes]
         place = place_of(run.cells[next(iter(by_cell))], kind, ranks)
         over = "" if nodes == 1 else f" of a job over {nodes} nodes"
-        axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}", loc="left", fontsize=9)
+        axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}")
         _trace_panel(axes, kind, place, by_cell, markers, costs)
+    # every cell and every model has its label
+    alone = len(labelled(figure)) == 1
+    sizes = {size for rows in transfers[chosen[0]].values() for size in rows["bytes"].tolist()}
+    if alone and len(chosen) == 1 and len(sizes) == 1:
+        return None
     return figure
 
 
@@ -222,8 +229,9 @@ def _trace_panel(
             label=f"trace, {cell}: mean",
         )
     sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
-    fit, link = costs.fit(kind, place, "shortest"), costs.link(place)
-    low, high = np.log10(float(sizes_bytes.min())), np.log10(float(sizes_bytes.max()))
+    fit = costs.fit(kind, place, "shortest")
+    link = costs.link(place)
+    low, high = np.log10([sizes_bytes.min(), sizes_bytes.max()])
     # so that a curve is visible next to a single size
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)

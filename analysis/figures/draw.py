@@ -60,7 +60,6 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
             "$t_N(b) - t_1(b)$": "The subtraction compares untraced steps and can be negative.",
             "ring formula": "The ring formula uses the link's rate, else the calibration's.",
         },
-        "95% intervals of the subtraction",
     ),
     FigureEntry(
         "step_split",
@@ -88,27 +87,9 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "strategies",
         lambda of: step.waterfall(of.run, of.comparison),
         "What differs from DDP's step",
-        "Grey: median untraced steps. Each part between them is the difference of the means of "
-        "traced steps; unexplained is what these differences leave of the untraced one.",
-        whiskers="95% intervals of the median untraced steps",
-    ),
-    FigureEntry(
-        "phases",
-        "breakdown",
-        lambda of: step.phase_split(of.comparison),
-        "Phases of a traced step",
-        "Means of traced steps: compute time of each phase, and the communication that is exposed "
-        "in the step. Idle time is not drawn.",
-    ),
-    FigureEntry(
-        "device_use",
-        "device_use",
-        lambda of: step.device_use(of.comparison),
-        "How much of the peak is used",
-        "The traced step as 100 points: the time that its FLOPs would take at the peak, and the "
-        "loss by part. The peak is the device's specified one; of a CPU, its measured matrix "
-        "product.",
-        {"compute below the peak": "Compute below the peak holds parts that are not known."},
+        "Diamonds: median untraced steps, DDP's at 0. Each part between them is the difference of "
+        "the means of traced steps; unexplained is what these differences leave of the untraced one.",
+        whiskers="95% intervals of the steps",
     ),
     FigureEntry(
         "waits",

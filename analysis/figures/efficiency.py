@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dpscope.analysis.figures.style import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_IDEAL = 100  # percent
 _LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
 
 
@@ -25,19 +28,20 @@ def efficiency_figure(
     if not predicted:
         return None
     drawn, (axes,) = new_figure(rows=9)
-    devices, values, low, high = zip(*predicted, strict=True)
-    percents = [[100 * value for value in column] for column in (values, low, high)]
-    axes.fill_between(devices, percents[1], percents[2], alpha=0.25, linewidth=0)
-    axes.plot(devices, percents[0], marker=".", label="predicted, 90% band")
+    devices, *shares = np.array(predicted, dtype=float).T
+    middle, low, high = (100 * share for share in shares)
+    axes.fill_between(devices, low, high, alpha=0.25, linewidth=0)
+    axes.plot(devices, middle, marker=".", label="predicted, 90% band")
     if measured:
-        devices, values = zip(*measured, strict=True)
-        shares = [100 * value for value in values]
-        axes.plot(devices, shares, "o", color="black", fillstyle="none", label="measured")
-    ticks = sorted({point[0] for points in (predicted, measured) for point in points})
+        counts, reached = np.array(measured, dtype=float).T
+        axes.plot(counts, 100 * reached, "o", color="black", fillstyle="none", label="measured")
+    ticks = sorted({count for count, *_ in (*predicted, *measured)})
     if ticks[-1] >= _LOGARITHMIC * ticks[0]:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
     axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
+    if axes.get_ylim()[1] > _IDEAL:
+        axes.axhline(_IDEAL, color="black", linestyle=":", label="ideal: 100%")
     axes.margins(x=0.05)
     return drawn

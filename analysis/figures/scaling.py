@@ -27,7 +27,7 @@ from dpscope.profiling.records.finding import counted
 TARGET, LAW, BAND = "target efficiency", "fitted law", "interval of the law"
 """Labels of what not every figure has."""
 _ASIDE = 1.04  # by which the batches of neighbouring series differ as drawn
-_TARGET_LINE: dict[str, Any] = {"color": COLOURS["target"], "linestyle": "-."}
+_TARGET_LINE: dict[str, Any] = {"color": "black", "linestyle": "-."}
 
 
 def draw_scaling(comparison: Comparison) -> Figure | None:
@@ -98,7 +98,7 @@ def _bars(comparison: Comparison, devices: int) -> Figure | None:
             height=0.6,
             color=COLOURS[series.strategy],
             edgecolor="white",
-            hatch="//" if series.scaling == "strong" else None,
+            hatch="\\\\" if series.scaling == "strong" else None,
         )
         spread = whiskers([value], [speedup.low], [speedup.high])
         axes.errorbar(value, row, xerr=spread, fmt="none", color="black", capsize=3)

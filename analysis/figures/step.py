@@ -1,8 +1,9 @@
-"""A step's time as figures: its ledger, its phases, communication next to the shortcuts' estimates,
+"""A step's time as figures: its ledger, communication next to the shortcuts' estimates,
 DP next to DDP, and waits.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
 _Parts = Mapping[str, Sequence[float]]
 """By label of style.PARTS: a value for each bar."""
 _LEDGER = {f"{part}_us": label for part, label in STEP_PARTS.items()}  # they add up to the step
-_PHASES = {
-    "host_to_device_us": "copies to the device",
-    "forward_us": "forward",
-    "backward_us": "backward",
-    "exposed_us": "exposed communication",
-    "optimizer_us": "optimizer",
-}
-_USE = {  # they add up to 100
-    "used_points": "at the peak",
-    "lost_below_peak_points": "compute below the peak",
-    "lost_contention_points": "contention",
-    "lost_wait_points": "wait",
-    "lost_transfer_points": "transfer",
-    "lost_other_points": "other",
-    "lost_idle_points": "idle",
-}
 _MEASURED = {"hidden_us": "hidden", **{f"{part}_us": STEP_PARTS[part] for part in EXPOSED_PARTS}}
 _SHORTCUTS = {"same_local_batch_us": "$t_N(b) - t_1(b)$", "ring_us": "ring formula"}
 _BAR = 0.27  # of the space between cells
@@ -62,50 +47,23 @@ def step_split(comparison: Comparison) -> Figure | None:
         f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell
         for row in rows
     ]
-    return _split(labels, rows, _LEDGER, NARROW)
-
-
-def phase_split(comparison: Comparison) -> Figure | None:
-    """The phases of each cell's traced step whose communication is known, without idle time."""
-    rows = [
-        row
-        for row in comparison.rows.values()
-        if row.forward_us is not None and (row.devices == 1 or row.exposed_us is not None)
-    ]
-    return _split([row.cell for row in rows], rows, _PHASES, WIDTH)
-
-
-def _split(
-    labels: Sequence[str], rows: Sequence[CellRow], columns: Mapping[str, str], width: float
-) -> Figure | None:
     unit = choose_unit("time", [row.traced_step_us for row in rows])
-    parts = _of_rows(columns, rows, unit.divisor)
-    return stacked(labels, parts, f"time per step [{unit.label}]", width)
+    parts = _of_rows(_LEDGER, rows, unit.divisor)
+    return stacked(labels, parts, f"time per step [{unit.label}]")
 
 
-def device_use(comparison: Comparison) -> Figure | None:
-    """The share of the peak that each cell uses, and the loss from 100% in the parts of the ledger;
-    None without a known peak.
-    """
-    rows = [row for row in comparison.rows.values() if row.used_points is not None]
-    labels = [row.cell for row in rows]
-    return stacked(labels, _of_rows(_USE, rows), "points of the peak in a traced step [%]")
-
-
-def _of_rows(columns: Mapping[str, str], rows: Sequence[CellRow], divisor: float = 1.0) -> _Parts:
+def _of_rows(columns: Mapping[str, str], rows: Sequence[CellRow], divisor: float) -> _Parts:
     return {
         label: [(row.number(name) or 0.0) / divisor for row in rows]
         for name, label in columns.items()
     }
 
 
-def stacked(
-    labels: Sequence[str], parts: _Parts, x_label: str, width: float = WIDTH
-) -> Figure | None:
+def stacked(labels: Sequence[str], parts: _Parts, x_label: str) -> Figure | None:
     """A bar for each label, in those parts that any bar has; None unless it compares several."""
     if len(labels) < 2 or not any(any(values) for values in parts.values()):
         return None
-    figure, (axes,) = new_figure(len(labels), width)
+    figure, (axes,) = new_figure(len(labels), NARROW)
     style.bar_rows(axes, labels, parts)
     axes.set_xlim(left=0)
     style.downwards(axes, x_label)
@@ -157,11 +115,13 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
     """
     ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
     every = [(gap, gap_parts(run, comparison, gap)) for gap in ordered]
-    known = [(gap, parts) for gap, parts in every if parts][:MOST_GAPS]
+    known = [(gap, parts) for gap, parts in every if parts]
     if not known:
         return None
+    del known[MOST_GAPS:]
+    # each part, and both steps
     rows = [len(parts) + 2 for _, parts in known]
-    figure = Figure(figsize=(7.5, 0.9 * len(known) + 0.27 * sum(rows)))
+    figure = Figure(figsize=(WIDTH, 0.9 * len(known) + 0.27 * sum(rows)))
     panels = figure.subplots(len(known), 1, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (gap, parts) in zip(panels, known, strict=True):
         _gap_panel(axes, run, gap, parts)
@@ -169,59 +129,78 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
 
 
 def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[WaterfallPart]) -> None:
-    dp, ddp = (
+    """From DDP's step, which is at 0, to DataParallel's: whole steps would leave the parts, which
+    are much shorter, no room.
+    """
+    ddp, dp = (
         median_estimate(run.cells[name].step_samples(), run.spreads.step)
-        for name in (gap.dp, gap.ddp)
+        for name in (gap.ddp, gap.dp)
     )
-    unit = choose_unit("time", [dp.value, ddp.value])
-    labels = [gap.ddp, *(part.label for part in parts), gap.dp]
-    _whole(axes, 0, ddp, unit)
-    at = (ddp.value or 0.0) / unit.divisor
-    # parts that do not explain the gap are drawn pale
-    hatch = None if gap.explained else "///"
-    alpha = 1.0 if gap.explained else 0.5
-    for index, part in enumerate(parts, 1):
-        change = part.gap_us / unit.divisor
-        axes.barh(
-            index,
-            change,
-            left=at,
-            color=COLOURS[part.key],
-            height=0.7,
-            hatch=hatch,
-            alpha=alpha,
-        )
-        sign = "+" if change >= 0 else "−"
-        axes.annotate(
-            f"{sign}{style.two_digits(abs(change))}",
-            (max(at, at + change), index),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-        at += change
-        axes.plot([at] * 2, [index - 0.35, index + 1.35], color="#777777", linewidth=0.7)
-    _whole(axes, len(parts) + 1, dp, unit)
-    axes.set_yticks(range(len(labels)), labels)
+    steps = choose_unit("time", [ddp.value, dp.value])
+    unit = replace(steps, digits=steps.digits + 1)  # of the parts
+    last = len(parts) + 1
+    _median_step(axes, 0, ddp, ddp, unit)
+    _median_step(axes, last, dp, ddp, unit)
+    at_us = 0.0
+    for row, part in enumerate(parts, 1):
+        _part(axes, row, part, at_us, unit, gap.explained)
+        at_us += part.gap_us
+    labels = [
+        f"{gap.ddp}: {show(ddp.value, steps)}",
+        *(part.label for part in parts),
+        f"{gap.dp}: {show(dp.value, steps)}",
+    ]
+    axes.set_yticks(range(last + 1), labels)
     axes.margins(x=0.12)
     axes.axvline(0, color="black", linewidth=0.8)
-    style.downwards(axes, f"time per step [{unit.label}]")
-    axes.set_title(_title(gap), loc="left")
+    style.downwards(axes, f"difference from DDP's step [{unit.label}]")
+    axes.set_title(_title(gap))
+
+
+def _median_step(axes: Axes, row: int, step: Estimate, ddp: Estimate, unit: Unit) -> None:
+    """A median untraced step and its interval, as differences from DDP's step."""
+    known = np.array([step.value, step.low, step.high], dtype=float)
+    middle, low, high = (known - (ddp.value or 0.0)) / unit.divisor
+    spread = whiskers([middle], [low], [high])
+    axes.errorbar(middle, row, xerr=spread, fmt="D", color="black", **_WHISKER)
+
+
+def _part(
+    axes: Axes,
+    row: int,
+    part: WaterfallPart,
+    start_us: float,
+    unit: Unit,
+    explained: bool,
+) -> None:
+    """One part from where the one above ends, pale if the parts do not explain the gap."""
+    start = start_us / unit.divisor
+    change = part.gap_us / unit.divisor
+    end = start + change
+    axes.barh(
+        row,
+        change,
+        left=start,
+        color=COLOURS[part.key],
+        height=0.7,
+        alpha=1.0 if explained else 0.4,
+    )
+    sign = "+" if change >= 0 else "−"
+    axes.annotate(
+        f"{sign}{show(abs(part.gap_us), unit)}",
+        (max(start, end), row),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center",
+    )
+    # down to the next row
+    axes.plot([end] * 2, [row - 0.35, row + 1.35], color="#777777", linewidth=0.7)
 
 
 def _title(gap: StrategyGap) -> str:
     title = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
-    lost = "\nTracing changed the timing too much for\nthe hatched parts to explain the gap"
+    lost = "\nTracing changed the timing too much for\nthe pale parts to explain the gap"
     return title if gap.explained else title + lost
-
-
-def _whole(axes: Axes, row: int, step: Estimate, unit: Unit) -> None:
-    """A median untraced step, with its interval if it is known."""
-    length = (step.value or 0.0) / unit.divisor
-    axes.barh(row, length, color=COLOURS["whole"], height=0.7)
-    spread = whiskers([step.value], [step.low], [step.high]) / unit.divisor
-    axes.errorbar(length, row, xerr=spread, fmt="none", **_WHISKER)
 
 
 MOST_WAIT_PANELS = 4
@@ -265,13 +244,14 @@ def waits(run: RunData) -> Figure | None:
 
 
 def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest: float) -> None:
-    values, ranks = matrix / unit.divisor, np.arange(len(matrix))
+    values = matrix / unit.divisor
+    ranks = np.arange(len(matrix))
     shown = np.ma.masked_less_equal(values, 0.0)
     axes.pcolormesh(ranks, ranks, shown, shading="nearest", cmap="Blues", vmin=0.0, vmax=highest)
     axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.grid(visible=False)
-    axes.set_title(f"{cell} [{unit.label}]", loc="left", fontsize=9)
+    axes.set_title(f"{cell} [{unit.label}]")
     axes.set_xlabel("late rank")
     axes.set_ylabel("waiting rank")
     if len(ranks) > _MOST_NUMBERS:
@@ -281,7 +261,7 @@ def _matrix_panel(axes: Axes, cell: str, matrix: np.ndarray, unit: Unit, highest
     for row, column in np.argwhere(values > 0):
         colour = "#ffffff" if values[row, column] > 0.6 * highest else "#111111"
         number = show(float(matrix[row, column]), unit)
-        axes.text(column, row, number, ha="center", va="center", color=colour, fontsize=8)
+        axes.text(column, row, number, ha="center", va="center", color=colour)
 
 
 def wait_strip(run: RunData) -> Figure | None:
@@ -310,7 +290,8 @@ def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
     """
     import pandas as pd
 
-    windows, parts = data.whole_windows, data.tables.exposed_parts
+    windows = data.whole_windows
+    parts = data.tables.exposed_parts
     steps = windows.take(
         windows.known("rank") & windows.known("step") & windows.known("exposed_wait_us")
     )
@@ -341,7 +322,10 @@ def wait_strips(data: Job) -> "dict[str, pd.DataFrame]":
 def _strip_panel(figure: Figure, axes: Axes, title: str, strip: "pd.DataFrame") -> None:
     unit = choose_unit("time", [float(np.nanmax(strip.to_numpy()))])
     together = int(strip.index[1] - strip.index[0])
-    extent = (-0.5, len(strip.columns) - 0.5, float(strip.index[-1]) + together - 0.5, -0.5)
+    # half a cell beyond the first and the last
+    right = len(strip.columns) - 0.5
+    bottom = float(strip.index[-1]) + together - 0.5
+    extent = (-0.5, right, bottom, -0.5)
     image = axes.imshow(
         strip.to_numpy() / unit.divisor,
         aspect="auto",
@@ -353,7 +337,7 @@ def _strip_panel(figure: Figure, axes: Axes, title: str, strip: "pd.DataFrame") 
     axes.grid(visible=False)
     axes.set_facecolor(_NOT_KNOWN)
     unknown = " (grey: not known)" if strip.isna().to_numpy().any() else ""
-    axes.set_title(title + unknown, loc="left", fontsize=9)
+    axes.set_title(title + unknown)
     steps = strip.columns.get_level_values("step").tolist()
     ticks = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 10)).astype(int))
     axes.set_xticks(ticks, [str(steps[tick]) for tick in ticks])

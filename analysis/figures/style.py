@@ -1,5 +1,6 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LONGEST_NAME = 38  # characters in a line
-_LEGEND_CHARACTERS_PER_INCH = 13
+_CHARACTERS_PER_INCH = 13  # of legends and titles; names of cells have 0.45 of the width
 # of the axis: a shorter bar cannot be seen, and one below the second is nothing to write of
 _SHORTEST_SHARE, _NEGLIGIBLE_SHARE = 0.006, 1e-5
 # inches of a figure that a character takes, if its axes take half of it; of the axes, all of them
-_CHARACTER, _MOST_TEXT = 0.11, 0.75
+_CHARACTER, _MOST_TEXT = 0.14, 0.75
 _GAP = 0.06  # inches above the title and the legend
-WIDTH, NARROW = 7.5, 5.8  # inches: a figure on its own, and one of two next to each other
+# inches: a figure on its own, as wide as the text of a paper, and one of two next to each other,
+# which a telephone shows whole
+WIDTH, NARROW = 6.3, 5.0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DOTS_PER_INCH = 150  # of PNG; widths of text are measured at it
 STYLE: Any = {
@@ -32,6 +34,8 @@ STYLE: Any = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "dpscope",
@@ -67,13 +71,14 @@ def finish(figure: "Figure", title: str, whiskers: str) -> None:
     for axes in figure.axes:
         _write_short_bars(axes)
     explained = f"{title}; whiskers: {whiskers}" if has_whiskers(figure) else title
-    height = figure.get_figheight()
-    figure.suptitle(explained, x=0.01, y=1 - _GAP / height, ha="left", fontsize=11)
+    height, in_a_line = figure.get_figheight(), int(figure.get_figwidth() * _CHARACTERS_PER_INCH)
+    folded = textwrap.fill(explained, in_a_line)
+    figure.suptitle(folded, x=0.01, y=1 - _GAP / height, ha="left", fontsize=10)
     bottom = 0.0  # inches without axes
     handles = labelled(figure)
     if handles:
         longest = max(len(label) for label in handles)
-        in_a_row = int(figure.get_figwidth() * _LEGEND_CHARACTERS_PER_INCH // (longest + 6))
+        in_a_row = in_a_line // (longest + 6)
         legend = figure.legend(
             list(handles.values()),
             list(handles),
@@ -137,7 +142,6 @@ def _write_short_bars(axes: "Axes") -> None:
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8,
         )
         share = min(len(text) * _CHARACTER / width, _MOST_TEXT)
         right = max(right, ends[middle] / (1 - share))
@@ -156,7 +160,6 @@ def write_next_to(axes: "Axes", place: float, text: str) -> None:
         (1.01, place),
         xycoords=axes.get_yaxis_transform(),
         va="center",
-        fontsize=8,
         annotation_clip=False,
     )
 
@@ -204,13 +207,11 @@ def downwards(axes: "Axes", label: str) -> None:
     """Horizontal bars are listed from the top, long names of cells folded; only their values have a
     grid.
     """
-    axes.set_yticks(
-        axes.get_yticks(),
-        [
-            name_folded(tick_label.get_text(), _LONGEST_NAME)
-            for tick_label in axes.get_yticklabels()
-        ],
-    )
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    longest = int(0.45 * _CHARACTERS_PER_INCH * figure.get_figwidth())
+    names = [name_folded(tick.get_text(), longest) for tick in axes.get_yticklabels()]
+    axes.set_yticks(axes.get_yticks(), names)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(label, loc="right")  # long names leave the axes little width
@@ -221,36 +222,29 @@ def literal(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish; DataParallel's phases have
-# further colours with a contrast of at least 3:1 on white and on the page's dark background.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, and further colours with a
+# contrast of at least 3:1 on white and on the page's dark background. A colour has one meaning in
+# all figures and on the page; strategies, whose colours are their own, never stand next to parts.
 COLOURS = {
     "compute": "#0072B2",
-    "exposed": "#D55E00",
     "hidden": "#E69F00",
+    "exposed": "#D01C2F",  # wait, transfer and other together
+    "wait": "#CC6677",
+    "transfer": "#009E73",
+    "other": "#D55E00",
     "idle": "#BBBBBB",
-    "host_to_device": "#CC79A7",
-    "forward": "#56B4E9",
-    "backward": "#0072B2",
-    "optimizer": "#009E73",
-    "data": "#999999",
+    "copies": "#CC79A7",
     "scatter": "#C77C3A",
     "replicate": "#B5366F",  # the phase; the strategy of that name has the same colour
     "parallel_apply": "#4F97C4",
     "gather": "#7F8F2A",
-    "loss_backward": "#0072B2",
+    "loss_backward": "#8292A8",
     "gradient_reduce": "#8C6BD1",
-    "host_copies": "#CC79A7",
-    "wait": "#CC6677",
-    "whole": "#777777",
-    **{name: traits.colour for name, traits in STRATEGIES.items()},
-    "transfer": "#009E73",
-    "same_local_batch": "#CC79A7",
-    "ideal_split": "#8C6BD1",
-    "same_total": "#999999",
+    "unexplained": "#A6761D",
+    "subtraction": "#AA4499",
     "ring": "#56B4E9",
     "predicted": "#882255",
-    "target": "#009E73",
-    "tracer": "#999999",
+    **{name: traits.colour for name, traits in STRATEGIES.items()},
 }
 
 # The parts of bars by their label: colour, and a hatch, which sets neighbours apart in grey, too.
@@ -259,16 +253,8 @@ PARTS = {
     "hidden": (COLOURS["hidden"], "---"),
     "wait": (COLOURS["wait"], "////"),
     "transfer": (COLOURS["transfer"], ".."),
-    "other": (COLOURS["exposed"], "xxxx"),
+    "other": (COLOURS["other"], "xxxx"),
     "idle": (COLOURS["idle"], ""),
-    "$t_N(b) - t_1(b)$": (COLOURS["same_local_batch"], ""),
+    "$t_N(b) - t_1(b)$": (COLOURS["subtraction"], ""),
     "ring formula": (COLOURS["ring"], "||||"),
-    "copies to the device": (COLOURS["host_to_device"], "||||"),
-    "forward": (COLOURS["forward"], ""),
-    "backward": (COLOURS["backward"], ""),
-    "exposed communication": (COLOURS["exposed"], "xxxx"),
-    "optimizer": (COLOURS["optimizer"], ".."),
-    "at the peak": (COLOURS["compute"], ""),
-    "compute below the peak": (COLOURS["forward"], ""),
-    "contention": (COLOURS["hidden"], r"\\\\"),
 }

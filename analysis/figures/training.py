@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpscope.analysis.figures.style import COLOURS
+from dpscope.analysis.figures.style import COLOURS, WIDTH
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.profiling.records.training import Epoch
 
@@ -55,7 +55,8 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value]) -> Figure | None:
     """
     if sum(len(one.epochs) for cell in data.trained for one in cell.trainings) < 2:
         return None
-    figure = Figure(figsize=(8.5, 2.8 * len(panels) + 1.0))
+    height = 2.6 * len(panels) + 1.0
+    figure = Figure(figsize=(WIDTH, height))
     styles = _styles(data.trained)
     for row, (label, value) in enumerate(panels.items()):
         left = figure.add_subplot(len(panels), 2, 2 * row + 1)

@@ -44,7 +44,7 @@ def waiting_figure(source: WaitingOverTime) -> "Figure":
             extent=(0.0, end, len(source.ranks) - 0.5, -0.5),
         )
         panel.grid(visible=False)
-        panel.set_title(title, fontsize=9)
+        panel.set_title(title)
         panel.set_xlabel("time [h]" if hours else "time [s]")
         places = np.unique(np.linspace(0, len(source.ranks) - 1, 9).astype(int))
         panel.set_yticks(places, [str(source.ranks[place]) for place in places])

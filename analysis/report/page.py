@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.findings.facts import QUESTIONS, Verdict
 from dpscope.analysis.report.sections import CHAPTERS, SECTIONS, Section
-from dpscope.analysis.report.timeline import TimelineView, as_plain
+from dpscope.analysis.report.timeline import TimelineView, as_plain, legend_of
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.finding import Finding, counted
@@ -139,6 +139,7 @@ def render_page(page: Page) -> str:
         scripts=[Markup(script) for script in scripts],
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
         timelines=script_json([as_plain(view) for view in page.timelines]),
+        legend=legend_of(page.timelines),
         sentence=sentence,
         counted=counted,
         na=NA,

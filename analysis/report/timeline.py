@@ -151,11 +151,38 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
     return lane._replace(fills=tuple(fills), bars=tuple(bars))
 
 
+_KINDS = {
+    "compute": "compute",
+    "hidden": "communication hidden behind compute",
+    "exposed": "exposed communication",
+    "collective": "collective: transfer",
+    "wait": "collective: waiting for a later rank",
+    "copy": "copies",
+}
+
+
+def legend_of(views: Iterable[TimelineView]) -> dict[str, str]:
+    """Each kind that is drawn, and its name: those of _KINDS, then the phases."""
+    drawn: set[str] = set()
+    for lane in (lane for view in views for lane in view.lanes):
+        drawn |= {kind for kind, spans in lane.fills if spans}
+        drawn |= {bar.kind for bar in lane.bars}
+        if any(bar.wait_us for bar in lane.bars):
+            drawn.add("wait")
+    drawn.discard("named")  # of what is filled as compute
+    legend = {kind: name for kind, name in _KINDS.items() if kind in drawn}
+    for phase in sorted(drawn - legend.keys()):
+        legend[phase] = phase.replace("_", " ")
+    return legend
+
+
 def _length_note(data: Job, repeat: int, step: int | None, length_us: float) -> str:
     """Which step is drawn, and why it is not as long as the mean step of the tables."""
     which = "the only traced step" if step is None else f"traced step {step}"
     length = show_time(length_us)
-    drawn = f"{which} of repeat {repeat}: {length} from the first rank's start to the last's end"
+    # traces that dpscope did not make have no repeats
+    of_repeat = f" of repeat {repeat}" if len(data.tables.samples) else ""
+    drawn = f"{which}{of_repeat}: {length} from the first rank's start to the last's end"
     if data.traced_ledger is None:
         return drawn
     mean = show_time(data.traced_ledger.traced_step_us)

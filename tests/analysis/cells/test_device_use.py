@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.cells.device_use import DEVICE, least_step_us
-from dpscope.analysis.figures.step import device_use
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.launch.contents import app
@@ -142,7 +141,6 @@ def test_the_loss_from_100_percent_adds_up() -> None:
         == comparison.reasons[DDP.name, "contention_us"]
     )
     assert comparison.reasons[DDP.name, "cpu_peak_share"].startswith("a GPU")
-    assert device_use(comparison) is None  # a single bar: the table has it
     steps = windows(SINGLE, 5, 2, step_us=1000.0, compute_us=900.0, idle_us=100.0)
     # which has no exposed communication to lose
     alone = on(cell_data(SINGLE, [[1000.0] * 5] * 2, steps), A100, flops)

@@ -55,3 +55,10 @@ def test_equal_rates_have_a_whisker_of_no_length() -> None:
     (axes,) = known(bandwidths(run, Costs(None, calibrated))).axes
     _, rates = drawn(axes, "trace, ddp-d2-b8: mean")
     assert rates == pytest.approx([49.0])
+
+
+def test_a_single_point_next_to_nothing_is_not_drawn() -> None:
+    steps = windows(DDP, 2, 2, step_us=9e3, compute_us=5e3, communication_us=2e3)
+    moved = all_reduces(DDP, 2, [(2e6, 0.0, 1000.0)], 2)
+    run = run_of(cell_data(DDP, [[9e3] * 8] * 2, steps, moved.assign(busbw_gb_per_s=2.0)))
+    assert bandwidths(run, Costs(None, None)) is None

@@ -7,7 +7,7 @@ from dpscope.analysis.figures.step import (
     stacked,
     wait_strips,
 )
-from dpscope.analysis.figures.style import NARROW, finish
+from dpscope.analysis.figures.style import finish
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
 from tests.helpers.run_cells import all_reduces, cell_data, windows
@@ -37,12 +37,12 @@ def test_an_unknown_wait_is_no_wait_of_zero() -> None:
 
 def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_figure() -> None:
     names = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view"]
-    parts = {"compute": [60.0, 90.0], "optimizer": [0.0, 0.1], "copies to the device": [0.0, 0.05]}
-    figure = known(stacked(names, parts, "time per step [ms]", NARROW))
-    finish(figure, "Phases of a traced step", "none")
+    parts = {"compute": [60.0, 90.0], "wait": [0.0, 0.1], "transfer": [0.0, 0.05]}
+    figure = known(stacked(names, parts, "time per step [ms]"))
+    finish(figure, "Where a traced step goes", "none")
     (axes,) = figure.axes
     (text,) = axes.texts
-    assert text.get_text() == "optimizer 0.1, copies to the device 0.05"
+    assert text.get_text() == "wait 0.1, transfer 0.05"
     assert tuple(text.xy) == pytest.approx((90.15, 1.0))  # type: ignore[attr-defined]
     box = text.get_window_extent()
     assert box.x1 < figure.get_figwidth() * figure.dpi
@@ -52,7 +52,7 @@ def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_fi
 def test_no_two_texts_of_a_figure_overlap(count: int) -> None:
     names = [f"ddp-d{2 * one}-b8-hook-fp16-bucket-view-static-graph" for one in range(count)]
     parts = {"compute": [90.0] * count, "wait": [9.0] * count, "transfer": [0.1] * count}
-    figure = known(stacked(names, parts, "time per step [ms]", NARROW))
+    figure = known(stacked(names, parts, "time per step [ms]"))
     finish(figure, "Where a traced step goes; of many cells", "none")
     figure.draw_without_rendering()
     (axes,) = figure.axes

@@ -1,11 +1,19 @@
-"""Whiskers, from the ends of intervals."""
+"""Whiskers, from the ends of intervals; the table of colours."""
 
 import numpy as np
 
-from dpscope.analysis.figures.style import whiskers
+from dpscope.analysis.figures.style import COLOURS, PARTS, whiskers
+from dpscope.profiling.records.strategies import STRATEGIES
 
 
 def test_an_interval_that_is_not_known_has_no_whisker() -> None:
     """Not one of no length, which would be an exact value."""
     found = whiskers([2.0, 3.0, 4.0], [1.5, None, 4.5], [4.0, None, 5.0])
     np.testing.assert_array_equal(found, [[0.5, np.nan, 0.0], [2.0, np.nan, 1.0]])
+
+
+def test_a_colour_and_a_hatch_have_one_meaning() -> None:
+    colours = [colour for name, colour in COLOURS.items() if name not in STRATEGIES]
+    hatches = [hatch for _, hatch in PARTS.values() if hatch]
+    assert len(set(colours)) == len(colours)
+    assert len(set(hatches)) == len(hatches)

@@ -9,11 +9,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 
 from dpscope.analysis.cells.comparison import compare, exposed_by_phase, gap_parts
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures import draw as figures
 from dpscope.analysis.figures.calibration import bandwidths
+from dpscope.analysis.figures.step import waterfall
 from dpscope.analysis.report import page as pages
 from dpscope.analysis.report.build import Report, make_page, make_report
 from dpscope.analysis.report.formulas import formula_table
@@ -139,6 +141,9 @@ def test_the_waterfall_goes_from_ddp_to_data_parallel() -> None:
     assert (found["replicate"], found["gradient reduce"], found["compute"]) == (140, 90, 50)
     assert found["DDP's exposed communication"] == -100
     assert found["other exposed communication"] == pytest.approx(5)  # 250 - 140 - 15 - 90
+    (axes,) = known(waterfall(run, comparison)).axes
+    steps = [bars[0].get_xdata() for bars in axes.containers if isinstance(bars, ErrorbarContainer)]
+    assert np.ravel(steps) == pytest.approx([0.0, 0.3])  # milliseconds after DDP's
     unknown = run_of(measured(DP, 1000.0, compute_us=600.0), ddp)
     assert gap_parts(unknown, compare(unknown), compare(unknown).gaps[0]) is None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpscope.analysis.report.timeline import timeline_view
+from dpscope.analysis.report.timeline import Bar, Lane, TimelineView, legend_of, timeline_view
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.timeline import DeviceTimeline, Mark, StepTimeline
 from dpscope.profiling.records.run import Cell
@@ -93,3 +93,17 @@ def test_an_unknown_wait_is_missing_and_never_zero() -> None:
     view = known(timeline_view(with_tables(data, collectives=unmatched)))
     bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
     assert [bar.wait_us for bar in bars] == [None, None]
+
+
+def test_the_legend_lists_what_is_drawn_and_nothing_else() -> None:
+    """No communication is hidden, one collective waits, and a phase has its own name."""
+    fills = (("compute", ((0.0, 9.0),)), ("hidden", ()))
+    waiting = Bar(0.0, 5.0, "collective", "all_reduce", "", wait_us=2.0)
+    bars = (waiting, Bar(0.0, 9.0, "host_to_device", "copies", ""), Bar(0.0, 1.0, "named", "", ""))
+    view = TimelineView("ddp-d2-b8", 9.0, (Lane("rank 0", "all", fills, bars),), ())
+    assert list(legend_of([view]).items()) == [
+        ("compute", "compute"),
+        ("collective", "collective: transfer"),
+        ("wait", "collective: waiting for a later rank"),
+        ("host_to_device", "host to device"),
+    ]
