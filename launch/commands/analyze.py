@@ -218,12 +218,12 @@ def analyze(request: AnalyzeRequest) -> None:
         from dpscope.analysis.output.traced_report import print_traces
         from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
 
-        if (found := find_files(request.paths)).reader is RECORDS:
+        if (inputs := find_files(request.paths)).reader is RECORDS:
             from dpscope.analysis.output.whole_job import print_records
 
             raise typer.Exit(
                 print_records(
-                    found,
+                    inputs,
                     request.hosts,
                     request.output_format,
                     limits,
@@ -249,10 +249,10 @@ def _figure_formats(text: str | None) -> tuple[str, ...]:
     if text is None:
         return DEFAULT_FORMATS
     formats = tuple(dict.fromkeys(text.split(",")))
-    known = ("png", "svg", "pdf")
-    if unknown := [given for given in formats if given not in known]:
+    supported = ("png", "svg", "pdf")
+    if unknown := [given for given in formats if given not in supported]:
         raise DpscopeError(
-            f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], known)}"
+            f"--figures {text}: {unknown[0]!r} is no format; {choose_from(unknown[0], supported)}"
         )
     return formats
 

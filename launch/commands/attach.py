@@ -47,9 +47,9 @@ class ScriptLast(Command):
         where -- is missing.
         """
         ctx.allow_interspersed_args = False
-        own: set[str] = set()
+        names: set[str] = set()
         for parameter in self.params:
-            own.update(parameter.opts, parameter.secondary_opts)
+            names.update(parameter.opts, parameter.secondary_opts)
         marks = [at for at, one in enumerate(args) if one in ("--", "-m")]
         begins = min(marks, default=len(args))
         if "--help-all" in args[:begins]:
@@ -59,7 +59,7 @@ class ScriptLast(Command):
         before, _, _ = self.make_parser(ctx).parse_args(list(args[:begins]))
         script = before.get("script")  # it stands before any --
         if script:
-            late = [word for word in script if word.partition("=")[0] in own]
+            late = [word for word in script if word.partition("=")[0] in names]
             if late:
                 value = "" if "=" in late[0] else " ..."
                 raise DpscopeError(

@@ -232,9 +232,9 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """As typer does, with the defaults that are no parameters' defaults."""
-        found = self.defaults()
+        defaults = self.defaults()
         for option in self.params:
-            default = found.get(option.opts[0])
+            default = defaults.get(option.opts[0])
             if default and isinstance(option, TyperOption):
                 text = option.help or ""
                 option.help = f"{text}  [default: {default}]"

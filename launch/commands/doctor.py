@@ -93,12 +93,12 @@ def run_doctor() -> dict[str, Check]:
         "tracer": _tracer,
         "disk": _disk,
     }
-    found = {}
+    answers = {}
     with progress("Checking this machine") as update:
         for name, check in checks.items():
             update(name)
-            found[name] = _answer_of(check)
-    return found
+            answers[name] = _answer_of(check)
+    return answers
 
 
 def _answer_of(check: Callable[[], Check]) -> Check:
@@ -156,9 +156,9 @@ def _torch() -> Check:
     import torch
 
     (needed,) = (
-        found
+        required
         for line in requires("dpscope") or ()
-        if (found := re.match(r"torch>=(\d+)\.(\d+)", line))
+        if (required := re.match(r"torch>=(\d+)\.(\d+)", line))
     )
     least, (major, minor) = needed.groups(), str(torch.__version__).split(".")[:2]
     detail = f"torch {torch.__version__} on Python {platform.python_version()}; dpscope needs torch {'.'.join(least)} or newer"

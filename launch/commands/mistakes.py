@@ -9,9 +9,9 @@ from dpscope.profiling.store.errors import DpscopeError
 _RESEMBLES = 0.75  # of option names, many of which share a word
 
 
-def no_command(word: str, known: Iterable[str]) -> DpscopeError:
+def no_command(word: str, commands: Iterable[str]) -> DpscopeError:
     """The first word is none of the known commands."""
-    near = nearest(word, known)
+    near = nearest(word, commands)
     see = f"did you mean {near[0]}? See" if near else "see"
     return DpscopeError(f"{word}: no such command; {see} dpscope -h")
 
@@ -50,19 +50,19 @@ def _refused(
 
 def _option_refused(option: str, ctx: Any) -> str:
     """One that the command does not have, or that stands last, without its value."""
-    known = {}
+    options = {}
     for parameter in ctx.command.params:
         for name in parameter.opts:
-            known[name.lstrip("-")] = name
+            options[name.lstrip("-")] = name
         for name in parameter.secondary_opts:
-            known[name.lstrip("-")] = name
+            options[name.lstrip("-")] = name
     word = option.lstrip("-")
-    if word in known:
+    if word in options:
         return f"{option} needs a value"
     text = f"{option}: dpscope {ctx.info_name} has no such option"
-    near = nearest(word, known, cutoff=_RESEMBLES)
+    near = nearest(word, options, cutoff=_RESEMBLES)
     if near:
-        text += f"; did you mean {known[near[0]]}?"
+        text += f"; did you mean {options[near[0]]}?"
     return text
 
 

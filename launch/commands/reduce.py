@@ -46,22 +46,22 @@ def reduce(
     from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
 
-    own = None if share is None else read_share(share)
+    shared = None if share is None else read_share(share)
     with progress() as update:
         made = reduce_traces(
             paths,
             output,
-            own,
+            shared,
             limits,
             jobs=jobs,
             progress=lambda done, of: update(f"{done} of {of} read"),
         )
-    size_kb, known = (
+    size_kb, kept = (
         made.path.stat().st_size / 1e3,
         f", {made.kept} of them already reduced" if made.kept else "",
     )
     open_console().print(
-        f"Written: {made.path} ({counted(made.ranks, 'rank')}{known}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
+        f"Written: {made.path} ({counted(made.ranks, 'rank')}{kept}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
         "others.",
         highlight=False,
         soft_wrap=True,

@@ -116,10 +116,10 @@ def whatif(request: WhatIfRequest) -> None:
             )
     with progress("Predicting") as update:
         update("the run's other cells")
-        question, own = cell_errors.with_cell_errors(question)
+        question, errors = cell_errors.with_cell_errors(question)
         update(counted(len(scenarios), "scenario"))
         answered = answer.run_answer(
-            question, own, scenario_options.placed(question.base, scenarios)
+            question, errors, scenario_options.placed(question.base, scenarios)
         )
     if request.output_format == "json":
         write_out(answered.as_json() + "\n")

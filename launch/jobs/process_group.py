@@ -26,8 +26,8 @@ def devices_of(
     """
     if kind == "cpu":
         return (torch.device("cpu"),)
-    own = [place.local_rank] if cell is None or cell.per_device else range(cell.devices)
-    devices = tuple(torch.device("cuda", index) for index in own)
+    indices = [place.local_rank] if cell is None or cell.per_device else range(cell.devices)
+    devices = tuple(torch.device("cuda", index) for index in indices)
     torch.cuda.set_device(devices[0])
     return devices
 
@@ -158,13 +158,13 @@ def rank_0_value(number: int, device: torch.device) -> int:
     return int(value.item())
 
 
-def all_ranks_numbers(own: Sequence[int], device: torch.device) -> list[tuple[int, ...]]:
+def all_ranks_numbers(numbers: Sequence[int], device: torch.device) -> list[tuple[int, ...]]:
     """Each rank's numbers, equally many, in the order of the ranks; only this process's without a
     process group.
     """
     if not distributed.is_initialized():
-        return [tuple(own)]
-    value = torch.tensor(own, dtype=torch.int64, device=device)
+        return [tuple(numbers)]
+    value = torch.tensor(numbers, dtype=torch.int64, device=device)
     everyone = [torch.empty_like(value) for _ in range(distributed.get_world_size())]
     distributed.all_gather(everyone, value)
     return [tuple(row.tolist()) for row in everyone]

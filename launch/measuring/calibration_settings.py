@@ -64,10 +64,10 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
     the mistake and a fix.
     """
     values, kinds = {**DEFAULTS, **flags}, ("auto", "cuda", "cpu")
-    known = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
+    measurable = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
     named, device, dtype = values["collectives"], values["device"], values["dtype"]
-    chosen = known if named is None else [*filter(None, map(str.strip, named.split(",")))]
-    unknown = next((name for name in chosen if name not in known), "")
+    chosen = measurable if named is None else [*filter(None, map(str.strip, named.split(",")))]
+    unknown = next((name for name in chosen if name not in measurable), "")
     _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))
     _check("--device", device, device in kinds, choose_from(device, kinds))
     for name, fix in (
@@ -76,7 +76,7 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
     ):
         _check(f"--{SETTINGS[name].option}", values[name], values[name] > 0, fix)
     _check("--timeout", values["timeout_s"], not (fix := TIMEOUT_CHECK(values["timeout_s"])), fix)
-    _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, known))
+    _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, measurable))
     sizes = (
         read_option(f"--{name}-bytes", values[f"{name}_bytes"], parse_size)
         for name in ("min", "max")
@@ -101,7 +101,7 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
         "device": present.kind,
         "devices": counts,
         "layouts": tuple(map(str, layouts)),
-        "collectives": tuple(name for name in known if name in chosen),
+        "collectives": tuple(name for name in measurable if name in chosen),
         "min_bytes": smallest,
         "max_bytes": largest,
     }

@@ -99,15 +99,15 @@ def run_cell(job: AssignedCell, place: TorchrunPlace) -> CellResult | None:
         limit_s = wait_limit_s(devices[0], job.config.measurement.timeout_s)
         join_process_group(devices[0], limit_s, job.cell.options.nccl_engine)
     with starting_up():  # the optimizer and DDP import torch's compiler
-        process, known = _prepare(job, place, devices)
+        process, prepared = _prepare(job, place, devices)
     if job.kind == "cuda":  # by now every process of the job uses its devices
-        own = _own_process_ids(place.node, devices[0])
-        process = replace(process, device_states=lambda: _device_states(job, place, own))
+        process_ids = _own_process_ids(place.node, devices[0])
+        process = replace(process, device_states=lambda: _device_states(job, place, process_ids))
     samples, measured = run_passes(process)
     process.step.batches.close()
     place.report("saving")
     save_samples(job.folder.samples_path(place.node, place.rank), samples)
-    rank = _rank_result(process, {**known, **measured}, before)
+    rank = _rank_result(process, {**prepared, **measured}, before)
     write_json(job.folder.rank_path(place.node, place.rank), rank)
     if distributed.is_initialized():
         distributed.barrier()
@@ -319,8 +319,10 @@ def _device_states(
 
 def _own_process_ids(node: int, device: torch.device) -> tuple[int, ...] | None:
     """Process ids of this job on this host; None if NVML uses another namespace."""
-    own = (node, os.getpid(), environment.lists_process(open_nvml(), os.getpid()))
-    here = [(process, seen) for at, process, seen in all_ranks_numbers(own, device) if at == node]
+    identity = (node, os.getpid(), environment.lists_process(open_nvml(), os.getpid()))
+    here = [
+        (process, seen) for at, process, seen in all_ranks_numbers(identity, device) if at == node
+    ]
     return tuple(process for process, _ in here) if all(seen for _, seen in here) else None
 
 

@@ -94,7 +94,7 @@ def measure(
     # Ranks may share a GPU.
     gpus = min(settings.job.per_node, torch.cuda.device_count()) if device.type == "cuda" else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(gpus)]
-    found = TimedCollectives(
+    result = TimedCollectives(
         backend=distributed.get_backend(),
         device_names=tuple(gpu.name for gpu in properties) * place.nodes
         or ("cpu",) * place.world_size,
@@ -103,7 +103,7 @@ def measure(
         left_out=tuple(left_out),
         nccl_engine=nccl_engine(device),
     )
-    keep(found)
+    keep(result)
     reduced = {(point.devices, point.nodes) for point in points if point.collective == "all_reduce"}
     contention: list[Contention] = []
     for subgroup in _in_turn(subgroups):
@@ -111,7 +111,7 @@ def measure(
             timed, missing = time_contention(settings, subgroup, place.report)
             contention += timed
             left_out += missing
-    return msgspec.structs.replace(found, contention=tuple(contention), left_out=tuple(left_out))
+    return msgspec.structs.replace(result, contention=tuple(contention), left_out=tuple(left_out))
 
 
 def _join(settings: CalibrationSettings, place: TorchrunPlace) -> torch.device:
@@ -198,7 +198,8 @@ def time_collective(
                 continue
             times_us[size] += slowest_us(local_us, subgroup)
             shortest_us[size] += [
-                -negative_us for negative_us in slowest_us([-own for own in local_us], subgroup)
+                -negative_us
+                for negative_us in slowest_us([-duration_us for duration_us in local_us], subgroup)
             ]
     item = getattr(torch, settings.dtype).itemsize
     shares = 1 if collective in _WHOLE else subgroup.devices

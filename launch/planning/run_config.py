@@ -69,12 +69,12 @@ def published_of(
         for cell in cells
         if not cell.variant and cell.nodes == 1
     }
-    own = [
+    of_model = [
         value for value in values if (value.model, value.data) == (workload.model, workload.data)
     ]
     return [
         planned
-        for planned in own
+        for planned in of_model
         if (planned.strategy, planned.devices, planned.batch_size) in wanted
     ]
 
@@ -171,8 +171,8 @@ def _read_setting(declared: Setting, value: object, origin: str) -> dict[str, ob
         return {}
     parsed = read_text(str(value), declared.text, origin, declared.example)
     values = parsed if declared.sets else (parsed,)
-    own, *others = zip((declared.name, *declared.sets), values, strict=True)
-    return dict([own, *((name, part) for name, part in others if part)])
+    first, *others = zip((declared.name, *declared.sets), values, strict=True)
+    return dict([first, *((name, part) for name, part in others if part)])
 
 
 def out_folder(config_path: Path | None) -> Path | None:
@@ -226,9 +226,9 @@ def build(kind: type[_Struct], given: Mapping[str, object], origins: Mapping[str
 
     Raises DpscopeError.
     """
-    own = {name: value for name, value in given.items() if name in kind.__struct_fields__}
+    fields = {name: value for name, value in given.items() if name in kind.__struct_fields__}
     values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in own.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
     try:
         return msgspec.convert(values, kind, strict=False)
@@ -283,8 +283,8 @@ def _conversion_message(
     value, reason = values.get(field), error.partition(" - at ")[0]
     declared = declarations(kind).get(field)
     if declared is not None and "Invalid enum value" in reason:
-        parts, known = value if isinstance(value, list | tuple) else (value,), declared.choices
-        reason = f"unknown; {choose_from(next((part for part in parts if part not in known), value), known)}"
+        parts, choices = value if isinstance(value, list | tuple) else (value,), declared.choices
+        reason = f"unknown; {choose_from(next((part for part in parts if part not in choices), value), choices)}"
     elif declared is not None:
         reason = f"must be {_in_words(declared.kind)}"
     return f"{origins.get(field, flag_name(field))} {value_text(value)}: {reason}"

@@ -72,14 +72,14 @@ def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, .
     if not traits.reducer:
         hooks = SHARDED_HOOKS if traits.sharded else ()
         values["comm_hook"] = [hook for hook in matrix.comm_hook if hook in hooks] or ["none"]
-    found: dict[CellOptions, None] = {}
+    combinations: dict[CellOptions, None] = {}
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         chosen["amp"] = chosen.pop("amp_variants")
         if chosen.get("bucket_mb") == "default" or chosen.get("overlap") == "off":
             chosen["bucket_mb"] = None
-        found.setdefault(CellOptions(**chosen))
-    return tuple(found)
+        combinations.setdefault(CellOptions(**chosen))
+    return tuple(combinations)
 
 
 def alone_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:

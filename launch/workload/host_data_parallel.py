@@ -152,11 +152,11 @@ def _refresh(replica: nn.Module, module: nn.Module, share_buffers: bool) -> None
         for copied_module, source in zip(replica.modules(), module.modules(), strict=True):
             copied_module.training = source.training
             for name, buffer in source._buffers.items():
-                own = copied_module._buffers[name]
-                if share_buffers or buffer is None or own is None:
+                copied_buffer = copied_module._buffers[name]
+                if share_buffers or buffer is None or copied_buffer is None:
                     copied_module._buffers[name] = buffer
                 else:
-                    own.copy_(buffer)
+                    copied_buffer.copy_(buffer)
 
 
 def _concatenate(outputs: Sequence[Tensor]) -> Tensor:

@@ -234,9 +234,9 @@ def check_model(name: str) -> None:
         return
     from torchvision import models
 
-    known = sorted(models.list_models(module=models))  # for classification
-    if name not in known:
-        close = nearest(name, [*OWN_MODELS, *known], most=3, cutoff=0.8)
+    names = sorted(models.list_models(module=models))  # for classification
+    if name not in names:
+        close = nearest(name, [*OWN_MODELS, *names], most=3, cutoff=0.8)
         hint = (
             f"did you mean {', '.join(close)}? Otherwise"
             if close

@@ -53,14 +53,14 @@ def block_names(model: nn.Module, name: str = "") -> list[str]:
 
     These are a ResNet's blocks, a transformer's layers, the layers of a Sequential.
     """
-    found: list[str] = []
+    names: list[str] = []
     for child_name, child in model.named_children():
         inner = f"{name}.{child_name}" if name else child_name
         if isinstance(model, _CONTAINERS) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
-            found += [inner] if any(True for _ in child.parameters()) else []
+            names += [inner] if any(True for _ in child.parameters()) else []
         else:
-            found += block_names(child, inner)
-    return found
+            names += block_names(child, inner)
+    return names
 
 
 def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
@@ -73,19 +73,19 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
     seen: set[int] = set()
     units = []
     for name in (*block_names(model), ""):
-        own = [
+        weights = [
             parameter
             for parameter in model.get_submodule(name).parameters()
             if id(parameter) not in seen
         ]
-        seen.update(id(weight) for weight in own)
-        if own:
+        seen.update(id(weight) for weight in weights)
+        if weights:
             shapes, trained = (
-                (tuple(weight.shape) for weight in own),
-                (weight.requires_grad for weight in own),
+                (tuple(weight.shape) for weight in weights),
+                (weight.requires_grad for weight in weights),
             )
             element_bytes, resharded = (
-                (weight.element_size() for weight in own),
+                (weight.element_size() for weight in weights),
                 bool(name) and traits_of(strategy).reshards,
             )
             units.append(
@@ -334,8 +334,8 @@ def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, 
     Raises DpscopeError for an argument that the installed torch or the device does not support.
     """
     arguments: dict[str, Any] = ddp_arguments(options.ddp_args)
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    if unknown := [name for name in arguments if name not in known]:
+    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
+    if unknown := [name for name in arguments if name not in parameters]:
         raise DpscopeError(
             f"--ddp-args {unknown[0]}: DistributedDataParallel of torch {torch.__version__} has no such argument; "
             "omit it, or use a torch that has it"

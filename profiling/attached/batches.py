@@ -44,11 +44,11 @@ def batches_of(observed: Observed) -> Batches:
     samples = _samples_of_steps(observed, devices, micro_batches)
 
     # A step without a call of the model may be one that bypasses it, such as a replayed graph.
-    known = any(samples)
+    is_known = any(samples)
     for count, step in zip(samples, calls, strict=True):
         if step.each and count == 0:
-            known = False
-    if not known:
+            is_known = False
+    if not is_known:
         samples = [devices] * len(calls)
         micro_batches = 1
 
@@ -62,7 +62,7 @@ def batches_of(observed: Observed) -> Batches:
         # a different size in each step: each counts as the mean
         usual = round(sum(kept) / len(kept))
         samples = [usual] * len(samples)
-    return Batches(samples, alone, usual, changes, micro_batches, devices, known)
+    return Batches(samples, alone, usual, changes, micro_batches, devices, is_known)
 
 
 def means(values: Sequence[float], cycle: int) -> list[float]:

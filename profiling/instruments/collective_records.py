@@ -87,8 +87,8 @@ class CollectiveRecorder:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "ab") as file:
             if first:
-                known = {"version": "", "rank": self._rank, "host": socket.gethostname()}
-                file.write(pickle.dumps(known, protocol=2))
+                header = {"version": "", "rank": self._rank, "host": socket.gethostname()}
+                file.write(pickle.dumps(header, protocol=2))
             file.write(dump)
         if first and self._rank == 0 and b"gloo:" in dump:
             self._note("gloo records when a collective was created, and no durations")

@@ -74,7 +74,7 @@ def machine_differences(
     `now` may have fewer of the resources that `partly` names ("GPUs", "cores"): a job may get a
     part of a machine.
     """
-    found = [
+    compared = [
         ("processor", then.cpu_name, now.cpu_name),
         ("cores", then.cpu_count, now.cpu_count),
         ("GPUs", _device_names(then), _device_names(now)),
@@ -88,7 +88,9 @@ def machine_differences(
     }
     ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
     return _differing(
-        (name, one or "none", other or "none") for name, one, other in found if name not in ignored
+        (name, one or "none", other or "none")
+        for name, one, other in compared
+        if name not in ignored
     )
 
 

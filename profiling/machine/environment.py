@@ -94,13 +94,14 @@ def torch_device_states(
     by_uuid = {
         bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or ""): handle for handle in handles
     }
-    known = {
+    indices = {
         index: bare_uuid(uuid)
         for index, uuid in uuids.items()
         if uuid and bare_uuid(uuid) in by_uuid
     }
     return tuple(
-        _device_state(nvml, by_uuid[uuid], index, own_process_ids) for index, uuid in known.items()
+        _device_state(nvml, by_uuid[uuid], index, own_process_ids)
+        for index, uuid in indices.items()
     )
 
 
@@ -119,7 +120,7 @@ def usable_device_states(
         return device_states(nvml, own_process_ids)
     named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
     uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
-    known = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
+    listed = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
     if None in gpu_handles(nvml):
         unlisted = {index: DeviceState(index=index) for index in named}
     else:
@@ -127,7 +128,7 @@ def usable_device_states(
             index: DeviceState(index=index, uuid=uuids[index] or None, name=gpu.name)
             for index, gpu in named.items()
         }
-    return tuple({**unlisted, **known}[index] for index in named)
+    return tuple({**unlisted, **listed}[index] for index in named)
 
 
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
@@ -143,13 +144,13 @@ def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceS
 def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
     joined: dict[str, Any] = {}
     for name in DeviceState.__struct_fields__:
-        known = [value for state in states if (value := getattr(state, name)) is not None]
-        if known and isinstance(known[0], tuple):
-            joined[name] = tuple(dict.fromkeys(itertools.chain(*known)))
-        elif known and name in ("temperature_c", "pcie_generation", "pcie_width"):
-            joined[name] = max(known)
-        elif known and name in ("sm_clock_mhz", "memory_clock_mhz", "power_w"):
-            joined[name] = statistics.median_low(known)
+        values = [value for state in states if (value := getattr(state, name)) is not None]
+        if values and isinstance(values[0], tuple):
+            joined[name] = tuple(dict.fromkeys(itertools.chain(*values)))
+        elif values and name in ("temperature_c", "pcie_generation", "pcie_width"):
+            joined[name] = max(values)
+        elif values and name in ("sm_clock_mhz", "memory_clock_mhz", "power_w"):
+            joined[name] = statistics.median_low(values)
     return msgspec.structs.replace(states[-1], **joined)
 
 
@@ -169,21 +170,21 @@ def _device_state(
 ) -> DeviceState:
     if handle is None:
         return DeviceState(index=index)
-    known = {
+    fields = {
         name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest)
         for name, (what, *rest) in _QUERIES.items()
     }
     if (power_mw := query(nvml, "nvmlDeviceGetPowerUsage", handle)) is not None:
-        known["power_w"] = power_mw / 1000
+        fields["power_w"] = power_mw / 1000
     if (reasons := query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
-        known["throttle_reasons"] = tuple(
+        fields["throttle_reasons"] = tuple(
             name for bit, name in _THROTTLE_REASONS.items() if reasons & bit
         )
-    if own_process_ids is not None and (found := _process_ids(nvml, handle)) is not None:
-        known["other_process_ids"] = tuple(
-            process_id for process_id in found if process_id not in own_process_ids
+    if own_process_ids is not None and (process_ids := _process_ids(nvml, handle)) is not None:
+        fields["other_process_ids"] = tuple(
+            process_id for process_id in process_ids if process_id not in own_process_ids
         )
-    return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **known)
+    return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **fields)
 
 
 def _process_ids(nvml: Any | None, handle: Any) -> tuple[int, ...] | None:
@@ -413,7 +414,7 @@ def _mixed(title: str, values: Mapping[int, object]) -> Iterator[Finding]:
     (usual, count), *others = counts.most_common()
     parts = [f"{count} x {usual}"]
     for value, number in others:
-        gpus = [str(index) for index, own in values.items() if own == value]
+        gpus = [str(index) for index, other in values.items() if other == value]
         parts.append(f"{number} x {value} (GPU {', '.join(gpus)})")
     yield PlanCode.MIXED_DEVICES.finding(
         f"{title} ({', '.join(parts)}): every synchronous step waits for the slowest device."
@@ -428,15 +429,15 @@ def power_cap_findings(states: Sequence[DeviceState]) -> list[Finding]:
     """
     fastest_mhz = max((state.sm_clock_mhz or 0 for state in states), default=0)
     slowest_usual_mhz = _SLOWER_CLOCK * fastest_mhz
-    found = []
+    findings = []
     for state in states:
         clock_mhz = state.sm_clock_mhz
         if state.throttle_reasons != (_POWER_CAP,) or clock_mhz is None:
             continue
         if clock_mhz < slowest_usual_mhz:
             clocks = f" to {clock_mhz} MHz, while another GPU has {fastest_mhz}"
-            found.append(_throttled(state, clocks))
-    return list(dict.fromkeys(found))
+            findings.append(_throttled(state, clocks))
+    return list(dict.fromkeys(findings))
 
 
 def _throttled(state: DeviceState, clocks: str = "") -> Finding:

@@ -131,9 +131,9 @@ def parse_flops(text: str) -> StatedFlops:
     >>> parse_flops("1.2T:bf16")
     StatedFlops(total=1200000000000.0, precision='half')
     """
-    found = _STATED.fullmatch(text.strip())
-    total = float(found["number"]) * _SCALES[found["scale"].upper()] if found is not None else 0.0
-    dtype = found["dtype"] if found is not None else None
+    parts = _STATED.fullmatch(text.strip())
+    total = float(parts["number"]) * _SCALES[parts["scale"].upper()] if parts is not None else 0.0
+    dtype = parts["dtype"] if parts is not None else None
     if not 1 <= total < float("inf") or (dtype is not None and dtype.lower() not in _DTYPES):
         raise ValueError(
             f"{text}: give the FLOPs of one step on one device, such as 1.2e12 or 1.2T (two a multiply-add), and for MFU the "

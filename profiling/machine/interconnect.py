@@ -125,13 +125,15 @@ def _device_links(
         )
         newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
         version = version if version is None or newest is None else min(version, newest)
-    known = {field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in _QUERIES.items()}
-    rate = nvlink(version, len(active), known["name"])
+    fields = {
+        field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in _QUERIES.items()
+    }
+    rate = nvlink(version, len(active), fields["name"])
     return DeviceLinks(
-        **known,
+        **fields,
         index=index,
-        torch_index=torch_indices.get(bare_uuid(known["uuid"]))
-        if known["uuid"] is not None
+        torch_index=torch_indices.get(bare_uuid(fields["uuid"]))
+        if fields["uuid"] is not None
         else None,
         active_nvlinks=len(active),
         nvlink_version=version,
@@ -174,8 +176,8 @@ def _pcie(device: DeviceLinks) -> LinkRate | None:
 def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
     """The slowest of these links; unknown when one of them is."""
     given = list(rates)
-    known = [rate for rate in given if rate is not None]
-    return min(known, key=lambda rate: rate.gb_per_s) if len(known) == len(given) else None
+    stated = [rate for rate in given if rate is not None]
+    return min(stated, key=lambda rate: rate.gb_per_s) if len(stated) == len(given) else None
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:
@@ -199,9 +201,9 @@ def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | 
 
 def _nvlinks_within(device: DeviceLinks, pairs: Sequence[PairLink]) -> LinkRate | None:
     """All NVLinks from a GPU to others of the group, of which these are the pairs with NVLinks."""
-    own = [pair for pair in pairs if device.index in (pair.first, pair.second)]
-    switched = any(pair.through_nvswitch for pair in own)
-    count = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in own)
+    links = [pair for pair in pairs if device.index in (pair.first, pair.second)]
+    switched = any(pair.through_nvswitch for pair in links)
+    count = device.active_nvlinks if switched else sum(pair.direct_nvlinks for pair in links)
     return nvlink(device.nvlink_version, count, device.name)
 
 

@@ -136,11 +136,11 @@ def gpu_model(name: str | None) -> GpuModel | None:
     """The model named in a text such as NVML's "NVIDIA A100-SXM4-40GB" or "8x L40S", by the longest
     match.
     """
-    found = []
+    matches = []
     for index, model in enumerate(GPU_MODELS):
         if match := re.search(rf"(?<![\w-])({model.pattern})(?:-\d+GB)?(?![\w-])", name or ""):
-            found.append((len(match[1]), index))
-    return GPU_MODELS[max(found)[1]] if found else None
+            matches.append((len(match[1]), index))
+    return GPU_MODELS[max(matches)[1]] if matches else None
 
 
 def model_link(model: GpuModel) -> LinkRate | None:
@@ -211,9 +211,9 @@ def parse_link(text: str) -> LinkRate:
         )
     elif named := _INFINIBAND.fullmatch(words):
         name = next(
-            known
-            for known in INFINIBAND_GB_PER_S
-            if known.startswith(f"InfiniBand {named['name'].upper()} ")
+            named_rate
+            for named_rate in INFINIBAND_GB_PER_S
+            if named_rate.startswith(f"InfiniBand {named['name'].upper()} ")
         )
         link = LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
     if link is None:

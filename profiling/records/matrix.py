@@ -73,12 +73,12 @@ def parse_layout(text: str) -> Layout:
     """The layout that a text such as ``2x8`` names; raises ValueError for another text, less than
     two nodes and no device.
     """
-    found = _PRODUCT.fullmatch(text)
-    if found is None:
+    parts = _PRODUCT.fullmatch(text)
+    if parts is None:
         raise ValueError(
             f"{text.strip() or 'nothing'} is neither a number of devices nor a layout such as 2x4"
         )
-    layout = Layout(int(found[1]), int(found[2]))
+    layout = Layout(int(parts[1]), int(parts[2]))
     if layout.per_node < 1:
         raise ValueError(
             f"{layout} has no device on a node; the second number is 1 or more, such as {max(layout.nodes, 2)}x1"

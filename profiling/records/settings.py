@@ -97,18 +97,20 @@ class _Declaring(msgspec.StructMeta):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
     ) -> "_Declaring":
-        own = {
+        settings = {
             field: declared
             for field, declared in namespace.items()
             if isinstance(declared, Setting)
         }
         defaults = {
             field: declared.default
-            for field, declared in own.items()
+            for field, declared in settings.items()
             if declared.default is not msgspec.NODEFAULT
         }
-        others = {field: value for field, value in namespace.items() if field not in own}
-        return super().__new__(cls, name, bases, others | defaults | {"declared": own}, **options)
+        others = {field: value for field, value in namespace.items() if field not in settings}
+        return super().__new__(
+            cls, name, bases, others | defaults | {"declared": settings}, **options
+        )
 
 
 def holds(condition: Callable[[Any], bool], fix: str) -> Check:
@@ -230,17 +232,17 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings of a type by name, those of its parts in the parts' place; a field that a
     subclass narrows keeps its own.
     """
-    found: dict[str, Setting] = {}
+    declared: dict[str, Setting] = {}
     for base in (parent for parent in reversed(kind.__mro__) if issubclass(parent, msgspec.Struct)):
-        own: Mapping[str, Setting] = vars(base).get("declared", {})
+        here: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
-                found |= {
+                declared |= {
                     field: msgspec.structs.replace(one, part=name)
                     for field, one in declarations(inner).items()
                 }
             elif name in kind.__struct_fields__:
-                one = own.get(name) or found.get(name, Setting(None))
-                found[name] = one.declared_in(kind, name, inner)
-    return found
+                declaration = here.get(name) or declared.get(name, Setting(None))
+                declared[name] = declaration.declared_in(kind, name, inner)
+    return declared

@@ -248,7 +248,7 @@ def ddp_arguments(text: str) -> dict[str, object]:
 
     Values are JSON; what is no JSON is text. Raises ValueError.
     """
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     for part in () if text == "default" else text.split():
         name, given, value = part.partition("=")
         if not (name.isidentifier() and given and value):
@@ -258,14 +258,14 @@ def ddp_arguments(text: str) -> dict[str, object]:
         if name in ("module", "device_ids", "output_device", "process_group", "device_mesh"):
             raise ValueError(f"{name} is set by dpscope; omit it")
         try:
-            found[name] = json.loads(value)
+            arguments[name] = json.loads(value)
         except ValueError:
-            found[name] = value
+            arguments[name] = value
         except RecursionError as error:
             raise ValueError(f"{name} is nested too deeply") from error
-    if found.get("mixed_precision", "bf16") not in ("bf16", "fp16"):
+    if arguments.get("mixed_precision", "bf16") not in ("bf16", "fp16"):
         raise ValueError("mixed_precision is bf16 or fp16")
-    return found
+    return arguments
 
 
 def powersgd_elements(shapes: tuple[tuple[int, ...], ...]) -> int:

@@ -19,33 +19,33 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
     nccl-tests, are 2**20. Raises ValueError with the valid forms for a text that is not a size or
     not above 0.
     """
-    found = _SIZE.fullmatch(text.strip())
+    parts = _SIZE.fullmatch(text.strip())
     bare = "25 (MiB)" if unit_bytes == MIB else "4096"
     advice = f"give a size above 0, such as {bare}, 4MB (1e6 bytes each) or 4MiB (2^20 bytes each)"
-    if found is None:
+    if parts is None:
         raise ValueError(f"{text}: {advice}")
     factor: float = unit_bytes
-    if found["scale"]:
-        base = 1000 if found["byte"] and not found["binary"] else 1024
-        factor = base ** {"k": 1, "m": 2, "g": 3, "t": 4}[found["scale"].lower()]
-    elif not found[0][-1].isdigit() and found[0][-1] != ".":
+    if parts["scale"]:
+        base = 1000 if parts["byte"] and not parts["binary"] else 1024
+        factor = base ** {"k": 1, "m": 2, "g": 3, "t": 4}[parts["scale"].lower()]
+    elif not parts[0][-1].isdigit() and parts[0][-1] != ".":
         factor = 1  # with "B" or "bytes"
-    size = float(found["number"]) * factor
+    size = float(parts["number"]) * factor
     if not 0 < size < math.inf:
         raise ValueError(f"{text}: {advice}")
     return size
 
 
-def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+def nearest(word: str, candidates: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known words that a mistyped word resembles most, regardless of case."""
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in candidates}
     return [
         by_lower[name]
         for name in difflib.get_close_matches(word.lower(), by_lower, n=most, cutoff=cutoff)
     ]
 
 
-def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -> str:
+def choose_from(word: object, choices: Iterable[str], verb: str = "choose from") -> str:
     """Advice for an unknown word.
 
     >>> choose_from("ddb", ("dp", "ddp"))
@@ -55,7 +55,7 @@ def choose_from(word: object, known: Iterable[str], verb: str = "choose from") -
     >>> choose_from("dp-host", ("dp", "ddp"))  # as cells on the CPU are named
     'did you mean dp? Choose from dp, ddp'
     """
-    words = list(known)
+    words = list(choices)
     advice = f"{verb} {', '.join(words)}"
     meant = nearest(str(word), words) or [
         choice for choice in words if str(word).startswith(f"{choice}-")

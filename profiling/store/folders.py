@@ -75,8 +75,8 @@ def remove_written(
     Other files and their folders stay; links are neither followed nor removed. Results are removed
     first, so that a half-removed repeat does not count as done.
     """
-    found = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
-    written = [path for path in found if fits_layout(path.relative_to(out))]
+    files = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
+    written = [path for path in files if fits_layout(path.relative_to(out))]
     for path in sorted(written, key=lambda path: path.name != "result.json"):
         path.unlink(missing_ok=True)
     remove_empty_folders(folder)
@@ -165,12 +165,12 @@ def _sound_samples(path: Path) -> dict[str, list[Any]]:
     if missing := [name for name in names if name not in columns]:
         raise DpscopeError(f"{path}: it has no column {', '.join(sorted(missing))}")
     for name in (*_COUNTS, *_TIMES):
-        known = [value for value in columns[name] if value is not None]
-        if not all(isinstance(value, int if name in _COUNTS else int | float) for value in known):
+        values = [value for value in columns[name] if value is not None]
+        if not all(isinstance(value, int if name in _COUNTS else int | float) for value in values):
             raise DpscopeError(
                 f"{path}: its column {name} does not hold {'whole ' * (name in _COUNTS)}numbers"
             )
-        if wrong := [value for value in known if value < 0 or value > MOST_COUNT]:
+        if wrong := [value for value in values if value < 0 or value > MOST_COUNT]:
             raise DpscopeError(f"{path}: {name} is {wrong[0]:g} in {counted(len(wrong), 'row')}")
     return {name: columns[name] for name in names}
 
@@ -205,8 +205,8 @@ class RepeatFolder(JobFolder):
 
     def ranks(self) -> list[RankResult]:
         """The results of all processes, in rank order."""
-        found = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
-        return sorted(found, key=lambda result: result.rank)
+        results = [read_json(path, RankResult) for path in self.path.glob("rank_*_*.json")]
+        return sorted(results, key=lambda result: result.rank)
 
     def samples(self, ranks: Sequence[RankResult]) -> dict[str, list[Any]]:
         """These ranks' samples by column: those of `instruments.step_timer` plus `rank`; None for a
@@ -214,8 +214,8 @@ class RepeatFolder(JobFolder):
         """
         columns: defaultdict[str, list[Any]] = defaultdict(list)
         for rank in ranks:
-            own = _sound_samples(self.samples_path(rank.node, rank.rank))
-            for name, values in {**own, "rank": [rank.rank] * len(own["step"])}.items():
+            of_rank = _sound_samples(self.samples_path(rank.node, rank.rank))
+            for name, values in {**of_rank, "rank": [rank.rank] * len(of_rank["step"])}.items():
                 columns[name] += values
         return dict(columns)
 
@@ -278,9 +278,9 @@ class RunFolder:
 
     def collectives(self) -> list[Path]:
         """The folders of jobs whose collectives were recorded."""
-        own = self.path.glob(f"{COLLECTIVES_NAME}/*/dump_0")
+        recorded = self.path.glob(f"{COLLECTIVES_NAME}/*/dump_0")
         of_repeats = self.path.glob(f"{CELLS_NAME}/*/*/{COLLECTIVES_NAME}/dump_0")
-        return sorted((file.parent for file in (*own, *of_repeats)), key=natural_order)
+        return sorted((file.parent for file in (*recorded, *of_repeats)), key=natural_order)
 
     def done_repeats(self, cell: Cell) -> list[tuple[int, RepeatFolder]]:
         """Repeats of a cell that ended well, in order."""
