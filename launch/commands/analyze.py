@@ -161,7 +161,9 @@ class AnalyzeRequest(Request):
         "FLOPs of one step on one device, for jobs that did not count them: 1.2T; with MFU: 1.2T:bf16",
         metavar="COUNT",
     )
-    report: Path | None = option("where the report goes; a run's into its folder", "--report")
+    report: Path | None = option(
+        "where the report of traces goes; a run's goes into the run folder", "--report"
+    )
     target_efficiency: options.TargetEfficiency = None
     target_accuracy: options.TargetAccuracy = None
     figures: str | None = option(

@@ -87,7 +87,7 @@ class AttachRequest(Request):
     out: Path = option(
         "the run folder; cells of the same script are added there", default=options.DEFAULT_OUT
     )
-    repeats: int = option("times that each device count is measured", default=1)
+    repeats: int = option("measurements of each device count", default=1)
     work_folders: Path | None = option(
         "where each job gets an empty working folder; for scripts that write checkpoints or logs"
     )

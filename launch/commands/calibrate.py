@@ -57,7 +57,7 @@ class CalibrateRequest(options.NodeOptions):
         "--from-nccl-tests",
         default=False,
     )
-    in_place: bool = option("its in-place columns", "--in-place", default=False)
+    in_place: bool = option("read the in-place columns", "--in-place", default=False)
     predict: str | None = option(
         "measure nothing: predict collectives on these device counts, such as 64,256"
     )
@@ -66,7 +66,7 @@ class CalibrateRequest(options.NodeOptions):
     )
     out: Path = option("a run folder, or a .json file", default=options.DEFAULT_OUT)
     logs: list[Path] | None = argument(
-        "with --from-nccl-tests; with --predict also a calibration",
+        "what --from-nccl-tests reads; with --predict also a calibration",
         default=None,
         metavar="[LOG ...]",
     )

@@ -43,7 +43,10 @@ NcclLogs = Annotated[
         help="NCCL's own log (NCCL_DEBUG=INFO) of the job: a file or a folder; may be repeated",
     ),
 ]
-TargetAccuracy = Annotated[float | None, typer.Option(help="percent: when did trainings reach it?")]
+TargetAccuracy = Annotated[
+    float | None,
+    typer.Option(help="an accuracy in percent: the report shows when trainings reached it"),
+]
 MaxBytes = Annotated[
     str | None,
     typer.Option(
@@ -86,7 +89,7 @@ class NodeOptions(Request):
         "where the nodes meet, on node 0, if no launcher gives it", metavar="HOST:PORT"
     )
     wait_for_nodes: float | None = option(
-        "how long nodes wait for each other; default: 300", metavar="SECONDS", min=1
+        "seconds that nodes wait for each other; default: 300", metavar="SECONDS", min=1
     )
 
 

@@ -49,10 +49,11 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
     settings = declarations(RunConfig)
 
     detect: str | None = option(
-        "instead of --repeats: as many as show a change of this size, such as 5%", metavar="CHANGE"
+        "instead of --repeats: as many as are needed to show a change of this size, such as 5%",
+        metavar="CHANGE",
     )
     detect_limit: float | None = option(
-        "no repeat beyond the first three begins after so many seconds; default: 1800"
+        "seconds after which no repeat beyond the first three begins; default: 1800"
     )
     config: options.Config = None
     out: options.Out = options.DEFAULT_OUT

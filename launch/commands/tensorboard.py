@@ -33,7 +33,9 @@ def tensorboard(
     host: str = option("the address to listen on", default="localhost"),
     port: int = option("0 takes a free one", default=6006),
     link: options.Link = None,
-    out: Path | None = option("of traces: where the folder goes; a run's lies in the run's own"),
+    out: Path | None = option(
+        "for traces: where the folder goes; a run's goes into the run folder"
+    ),
 ) -> None:
     stated = options.read_link(link)
     check_address(host, port)

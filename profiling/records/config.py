@@ -100,7 +100,7 @@ class Workload(ConfigPart, frozen=True):
         "synthetic, fake, digits or cifar10",
         help_of={"train": "digits, cifar10 or fake"},
     )
-    data_dir: str = setting("data", "where cifar10 lies", idle=_IN_FOLDER)
+    data_dir: str = setting("data", "the folder of cifar10", idle=_IN_FOLDER)
     download: bool = setting(False, "fetch cifar10", idle=_IN_FOLDER)
     samples: int = setting(
         50_000,
@@ -135,7 +135,7 @@ class Workload(ConfigPart, frozen=True):
         sets=("amp_variants",),
         joins=lambda _: True,
     )
-    seed: int = setting(0, "of weights and data", check=SEED_CHECK)
+    seed: int = setting(0, "seed of weights and data", check=SEED_CHECK)
 
 
 class Optimizer(ConfigPart, frozen=True):
@@ -166,7 +166,7 @@ class Measurement(ConfigPart, frozen=True):
         check=at_least(1),
     )
     epochs: int | None = setting(
-        None, "whole timed epochs instead, after one untimed", check=at_least(1)
+        None, "time whole epochs instead of --steps, after one untimed epoch", check=at_least(1)
     )
     traced_steps: int = setting(3, "whole traced steps; one more is traced", check=at_least(1))
     repeats: int | None = setting(
@@ -174,7 +174,7 @@ class Measurement(ConfigPart, frozen=True):
     )
     calibrate: bool = setting(
         True,
-        "time the collectives first, in seconds, unless the folder holds it",
+        "time the collectives first, which takes seconds, unless the folder has a calibration",
         heading=TARGETS,
         idle=several_devices_idle,
     )
@@ -207,7 +207,7 @@ class Reporting(ConfigPart, frozen=True):
 
     link: str | None = setting(
         None,
-        'the link between the devices, one way: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
+        'the rate of the link between the devices, in one direction: 100Gb/s, 12.5GB/s, "PCIe 4.0 x16", "NVLink 3"',
         idle=several_devices_idle,
     )
     target_efficiency: float | None = setting(

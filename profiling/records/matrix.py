@@ -217,7 +217,7 @@ class Variants(ConfigPart, frozen=True):
     )
     ddp_args: tuple[str, ...] = setting(
         ("default",),
-        "more arguments of DDP, as batched_grad_copy=true; several variants: default;NAME=VALUE",
+        "more arguments of DDP, such as batched_grad_copy=true; several variants: default;NAME=VALUE",
         text=lambda text: tuple(" ".join(part.split()) for part in text.split(";")),
         example="default;batched_grad_copy=true",
         check=_readable(_other_arguments),

@@ -74,14 +74,14 @@ class TrainConfig(Config, frozen=True):
     )
     seeds: tuple[int, ...] = setting(
         (0,),
-        "0,1,2: a training of every cell with each",
+        "seeds, each of which trains every cell: 0,1,2",
         text=_numbers,
         example="0,1,2",
         check=_seeds_fix,
     )  # of weights, order of samples and augmentation
     milestones: tuple[int, ...] = setting(
         (),
-        "6,8: epochs after which it is multiplied by gamma",
+        "epochs after which the learning rate is multiplied by --gamma: 6,8",
         text=_numbers,
         example="6,8",
         check=lambda epochs: (
