@@ -218,9 +218,12 @@ def analyze(request: AnalyzeRequest) -> None:
     runs, console = runs_among(request.paths), open_console()
     if not runs:
         from dpscope.analysis.output.traced_report import print_traces
+        from dpscope.analysis.text.terminal import progress
         from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
 
-        if (inputs := find_files(request.paths)).reader is RECORDS:
+        with progress("Searching for traces"):
+            inputs = find_files(request.paths)
+        if inputs.reader is RECORDS:
             from dpscope.analysis.output.whole_job import print_records
 
             raise typer.Exit(

@@ -40,9 +40,11 @@ def tensorboard(
     stated = options.read_link(link)
     check_address(host, port)
     if not runs_among(paths):
+        from dpscope.analysis.text.terminal import progress
         from dpscope.analysis.traces.ranks.readers import find_traces
 
-        find_traces(paths)  # TensorBoard shows events
+        with progress("Searching for traces"):
+            find_traces(paths)  # TensorBoard shows events
     console = open_console()
     console.print("Writing the TensorBoard folder ...", highlight=False)
     from dpscope.analysis.output.tensorboard import write_tensorboard

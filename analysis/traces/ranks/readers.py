@@ -66,6 +66,7 @@ EXPORTS = Reader("nsys export", (".sqlite",), "kineto", has_events=True)
 REPORTS = Reader("nsys report", (".nsys-rep",), "kineto", has_events=True)  # refused with advice
 TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
 _TABLES = (".csv", ".tsv")
+MOST_FILES = 10_000  # in a folder and those in it; several times those of a job of 1,024 ranks
 READERS = (
     PARTIALS,
     EXPORTS,
@@ -94,7 +95,7 @@ def find_files(paths: Paths) -> Found:
 
     A named file is read as a trace unless its name is another format's. What cannot be searched
     inside a folder is among the files, and its reader reports why. Raises DpscopeError when a path
-    does not exist, a folder holds no file, or paths are of different formats.
+    does not exist, a folder holds no file or more than MOST_FILES, or paths are of different formats.
     """
     places: dict[Reader, Path] = {}
     files: list[Path] = []
@@ -175,12 +176,20 @@ def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, 
 
 def _inside(folder: Path) -> dict[Reader, list[Path]]:
     found: dict[Reader, list[Path]] = {TRACES: []}
+    files: list[Path] = []
     walk = os.walk(folder, onerror=lambda error: found[TRACES].append(Path(error.filename)))
+    # by their names first, since each may have to be opened
     for parent, _, names in walk:
-        for file in (Path(parent, name) for name in names):
-            reader = _reader_of(file)
-            if reader is not None and _unless_hidden(file.is_file):
-                found.setdefault(reader, []).append(file)
+        files += (Path(parent, name) for name in names)
+        if len(files) > MOST_FILES:
+            raise DpscopeError(
+                f"{folder} holds more than {MOST_FILES:,} files, as no folder of one job's traces does: "
+                "it was not searched; name the folder with the traces, or the files"
+            )
+    for file in files:
+        reader = _reader_of(file)
+        if reader is not None and _unless_hidden(file.is_file):
+            found.setdefault(reader, []).append(file)
     return found
 
 

@@ -73,6 +73,7 @@ _WINDOWS = (1 << 12, 1 << 16, 1 << 40)
 _LONGEST_CUT = 4096  # bytes; one with more blanks is found when the text behind it is
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")')
 _GZIP_MAGIC = b"\x1f\x8b"
+_SQLITE_MAGIC = b"SQLite format 3"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 WANTED = (
@@ -104,6 +105,10 @@ class TraceText:
             buffer += block
             if not searched and buffer.startswith(_BYTE_ORDER_MARK):
                 del buffer[: len(_BYTE_ORDER_MARK)]
+            if not searched and buffer.startswith(_SQLITE_MAGIC):
+                raise DpscopeError(
+                    f"{path} is a compressed database, as an nsys export is: decompress it first (gunzip -k)"
+                )
             if begin := _EVENTS_KEY.search(buffer, searched) or _BARE_ARRAY.match(buffer):
                 break
             if len(buffer) > HEAD_BYTES:

@@ -14,6 +14,7 @@ from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.dp import dp_trace
 from tests.generated_traces.parallel_jobs import parallel_trace
@@ -30,6 +31,11 @@ def real_export(name: str, folder: Path) -> Path:
     path = folder / f"{name}.sqlite"
     path.write_bytes(gzip.decompress((DATA / f"{name}.sqlite.gz").read_bytes()))
     return path
+
+
+def test_a_compressed_export_is_to_be_decompressed() -> None:
+    with pytest.raises(DpscopeError, match=r"nsys_two_ranks.sqlite.gz is a compressed .* gunzip"):
+        analyze_traces([DATA / "nsys_two_ranks.sqlite.gz"])
 
 
 def test_two_real_ranks(tmp_path: Path) -> None:

@@ -256,6 +256,21 @@ def test_files_are_found_by_their_names_and_read_as_one_format(
     assert not holds_files(tmp_path / "notes")
 
 
+def test_a_folder_of_more_files_than_a_job_has_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of its files is opened."""
+    monkeypatch.setattr(readers, "MOST_FILES", 3)
+    (tmp_path / "within").mkdir()
+    for name in ("0_0.pt.trace.json", "a.txt", "within/b"):
+        (tmp_path / name).write_text("{}")
+    assert find_files(tmp_path).files == [tmp_path / "0_0.pt.trace.json"]
+    (tmp_path / "within" / "c").write_text("{}")
+    monkeypatch.setattr(readers, "_start", pytest.fail)
+    with pytest.raises(DpscopeError, match="holds more than 3 files.* was not searched; name"):
+        find_files(tmp_path)
+
+
 def read_letters(file: Path, limits: ReadLimits) -> RankTables:
     """A format that holds ranks' names alone."""
     evidence = ParallelismEvidence(
