@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.findings.cost import MOSTLY
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
 from dpscope.analysis.findings.ledger_text import fewer_messages, slowed_by_tracing
 from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
@@ -24,7 +25,6 @@ NOTABLE_SAVING = 0.02  # of a step: a smaller part is within the variation betwe
 # throughput of a larger batch over this one, from which on it is recommended
 BATCH_GAIN = 1.1
 _AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
-_MOSTLY = 0.5  # of idle time, from which on copies from or to the host are what to remove
 _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
 
@@ -195,7 +195,7 @@ def _of_idle(situation: Situation, ledger: Ledger) -> str:
             "the step is launch-bound; larger batch, or fewer launches (torch.compile, CUDA graphs)"
         )
     copies_us = ledger.host_copy_us or 0.0
-    if copies_us > _MOSTLY * idle_us:
+    if copies_us > MOSTLY * idle_us:
         return (
             f"for {time(copies_us)} only copies from or to the host ran; copy less, or while kernels run "
             "(pinned memory, non_blocking=True)"

@@ -14,6 +14,7 @@ from dpscope.profiling.records.finding import counted
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
 _NOTABLE_LATE = 0.1  # of the waiting: other late ranks with less are omitted
 _NAMED = 2  # other late ranks
+MOSTLY = 0.5  # of idle time, from which on copies from or to the host are what to remove
 _KINDS = {"copy": "copies between devices"}
 
 
@@ -35,7 +36,7 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
     scale = Scale([ledger.traced_step_us, ledger.exposed_us])
     lines = [f"{_exposed(ledger, ledger.exposed_us, scale)}{_split(ledger, scale, not_split)}"]
     if on_device:
-        lines.append(_device_use(ledger, scale))
+        lines.append(device_use(ledger, scale))
     lines.extend(_hidden(ledger, scale))
     if ledger.critical_device is not None and ledger.devices_exposed_us is not None:
         mean = scale.time(ledger.devices_exposed_us)
@@ -73,13 +74,17 @@ def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     return f": {', '.join(parts)}" if parts and exposed_us else ""
 
 
-def _device_use(ledger: Ledger, scale: Scale) -> str:
+def device_use(ledger: Ledger, scale: Scale) -> str:
     step_us = ledger.traced_step_us
     if ledger.compute_us is None or ledger.idle_us is None:
         return "the trace does not show how long the devices compute"
     computing = f"devices compute {scale.number(ledger.compute_us)} ({percent(ledger.compute_us / step_us)})"
     idle = f"idle {scale.number(ledger.idle_us)} ({percent(ledger.idle_us / step_us)})"
-    unlaunched_us = ledger.unlaunched_us or 0.0
+    unlaunched_us, copies_us = ledger.unlaunched_us or 0.0, ledger.host_copy_us or 0.0
+    if copies_us > MOSTLY * ledger.idle_us:
+        return (
+            f"{computing}, {idle}: for {scale.time(copies_us)} only copies from or to the host ran"
+        )
     if unlaunched_us <= _NOTHING * step_us:
         return f"{computing}, {idle}"
     return f"{computing}, {idle}: for {scale.time(unlaunched_us)} the CPU had queued no work"

@@ -1,6 +1,6 @@
 """What limits all that is said of traces: files that were not read, and steps that are not whole."""
 
-from dpscope.analysis.findings.facts import Fact
+from dpscope.analysis.findings.facts import Fact, capital
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -16,10 +16,13 @@ def _of_windows(data: Job) -> tuple[Fact, ...]:
     if not data.whole_windows.truths("partial_window", missing=True).all():
         return ()
     line = "each rank is timed from its first event to its last: read all times as one sample"
+    unmarked = [
+        finding.next_step for finding in data.findings if finding.code == TraceCode.NO_STEPS.code
+    ]
     limit = Fact(
         "limits",
         "NO WHOLE STEP",
-        (line,),
+        (line, *map(capital, unmarked[:1])),
         basis="the traces hold no start of a step",
     )
     return (limit,)

@@ -14,9 +14,10 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Situation, next_fact
-from dpscope.analysis.findings.cost import cost_fact, late_facts
+from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
 from dpscope.analysis.findings.facts import (
     Fact,
+    Scale,
     Verdict,
     basis_of,
     ends,
@@ -30,9 +31,9 @@ from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import sentence
+from dpscope.analysis.text.units import sentence, with_article
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.parallelism import parallelism_name
+from dpscope.analysis.traces.ranks.parallelism import NO_BACKWARD, parallelism_name
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.strategies import traits_of
@@ -95,12 +96,14 @@ def _lost(data: Job) -> Finding | None:
 
 
 def _no_communication(data: Job) -> Fact:
-    cost = "none: there is no collective in the traces"
+    lines = ["none: there is no collective in the traces"]
     ledger = data.ledger
-    if data.on_device and ledger is not None and ledger.idle_us is not None:
-        share = percent(ledger.idle_us / ledger.traced_step_us)
-        cost = f"{cost}; the device is idle {share} of the time"
-    return Fact("cost", "COST", (cost,))
+    if data.on_device and ledger is not None:
+        scale = Scale([ledger.traced_step_us])
+        lines.append(
+            f"of {with_article(scale.time(ledger.traced_step_us))} step {device_use(ledger, scale)}"
+        )
+    return Fact("cost", "COST", tuple(lines))
 
 
 def _next_without_communication(data: Job, situation: Situation) -> Fact:
@@ -125,7 +128,9 @@ def _traces_setting(data: Job) -> str:
     ranks = len(data.summaries)
     setting = f"{ranks} of {counted(data.processes, 'rank')}, {_parallelism(data)}"
     if data.foreign_format is not None:
-        setting = f"{data.foreign_format}: {setting}"
+        device = data.summaries[0].device_name
+        of_device = "" if device is None else f" of {device}"
+        setting = f"{data.foreign_format}{of_device}: {setting}"
     if data.ledger is not None:
         steps = data.ledger.steps
         setting = f"{setting}, {counted(steps, 'traced step')}"
@@ -142,7 +147,8 @@ def _parallelism(data: Job) -> str:
     if not data.communication_known:
         return "communication not known"
     evidence = [summary.parallelism for summary in data.summaries]
-    return parallelism_name(evidence, data.tables.collectives) or "no collectives"
+    name = parallelism_name(evidence, data.tables.collectives) or "no collectives"
+    return "strategy not shown" if name == NO_BACKWARD else name
 
 
 def _about(

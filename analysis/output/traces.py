@@ -41,9 +41,10 @@ from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.analysis.traces.steps import data_parallel as dp_phases
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.analysis.traces.steps.event_kind import ROOTED
-from dpscope.profiling.records.finding import Finding, counted, grouped
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.store.shown_text import complain
 
+_NAMED = 3  # files or cells of which one observation is made
 _MOST_ALIKE = 2  # findings that are shown of one kind; --format json has them all
 _TIMES, _RATES = ("duration_us", "transfer_us", "wait_us"), ("algbw_gb_per_s", "busbw_gb_per_s")
 
@@ -92,16 +93,21 @@ class Folded:
 
 
 def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first; findings that differ only in what they name are one, with the messages of the
-    first _MOST_ALIKE and how many more there are.
+    """Errors first; findings that differ only in what they name are one, with the first _MOST_ALIKE
+    observations, each once with all that it is about, and how many more there are.
     """
     order = {"error": 0, "warning": 1, "info": 2}
     in_order = sorted(findings, key=lambda finding: order[finding.severity])
     kinds = grouped(((message.code, message.next_step), message) for message in in_order)
     shown = []
     for alike in kinds.values():
-        more = len(alike) - _MOST_ALIKE
-        messages = [same.message for same in alike[: _MOST_ALIKE + (more == 1)]]
+        about = grouped((same.observation, same.about) for same in alike)
+        messages = [
+            f"{listed(names, _NAMED)}: {observation}" if names[0] else observation
+            for observation, names in about.items()
+        ]
+        more = len(messages) - _MOST_ALIKE
+        messages = messages[: _MOST_ALIKE + (more == 1)]
         if more > 1:
             messages.append(f"and {more} more like these")
         shown.append(msgspec.structs.replace(alike[0], message="; ".join(messages)))

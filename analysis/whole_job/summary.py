@@ -371,13 +371,15 @@ def _findings(summary: Summary) -> Iterator[Finding]:
         "under numbers that some rank no longer holds or never reached": counts.outside,
     }
     named = [f"{count:,} {why}" for why, count in reasons.items() if count > _FEW * counts.records]
-    if named and found.basis != "nothing":
-        records = counted(
-            counts.records,
-            "record",
+    # what had not completed has no counterpart to be compared with
+    if named and found.basis != "nothing" and not summary.only_unfinished:
+        records = counted(counts.records, "record")
+        others = sum(map(len, summary.job.processes)) - counts.records
+        left_out = (
+            f" (and {others:,} of transfers between two ranks, which have none)" if others else ""
         )
         yield TraceCode.COLLECTIVES_UNMATCHED.finding(
-            f"of {records}, these have no transfer and no wait: {listed(named)}",
+            f"of {records} of collectives{left_out}, these have no transfer and no wait: {listed(named)}",
             "record all ranks of one job over the same time",
         )
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
+from dpscope.analysis.text.units import NA, as_ranges
 from dpscope.analysis.whole_job.summary import Summary, late_ranks
 from dpscope.analysis.whole_job.waiting import BINS, Row
 
@@ -21,7 +22,7 @@ class KindRow:
     hosts: int | None
     bytes: int | None
     records: int
-    collectives: int
+    collectives: int | None
     duration_us: float | None  # of all records, matched or not
     transfer_us: float | None
     wait_us: float | None
@@ -43,7 +44,7 @@ class RankRow:
     wait_us: float | None
     caused_us: float | None  # that the other ranks waited for it, in sum
     caused_share: float | None
-    last: int
+    last: int | None
     lateness_us: float | None  # typical, where it was last
     saved_us: float | None  # the others' waiting that its lateness alone causes
     shorter_us: float | None  # the job, at most
@@ -67,7 +68,7 @@ def kind_rows(summary: Summary) -> list[KindRow]:
                 hosts=row.hosts,
                 bytes=row.bytes,
                 records=records,
-                collectives=count,
+                collectives=count if found.counts.matched else None,
                 duration_us=duration_us / records if duration_us else None,
                 transfer_us=transfer_us,
                 wait_us=found.row_wait_us[place] / count if count and timed else None,
@@ -106,9 +107,11 @@ def _ring_share(summary: Summary, row: Row, transfer_us: float | None) -> float 
 
 
 def rank_rows(summary: Summary) -> list[RankRow]:
-    """The rank that the others waited for most first."""
+    """The rank that the others waited for most first; none where nothing shows a difference."""
     found, job = summary.waiting, summary.job
     timed = found.basis == "durations"
+    if not timed and not found.counts.matched:
+        return []
     total_us = float(found.others.sum())
     rows = []
     for place in late_ranks(found):
@@ -129,6 +132,21 @@ def rank_rows(summary: Summary) -> list[RankRow]:
             )
         )
     return rows
+
+
+def waiting_rows(summary: Summary) -> list[dict[str, object]]:
+    """Ranks that wait in the same collective, in that of the oldest first."""
+    waiting = () if summary.unfinished is None else summary.unfinished.waiting
+    return [
+        {
+            "ranks": list(one.ranks),
+            "unfinished": one.records,
+            "oldest": f"{one.call.kind or one.call.name} {one.number}",
+            "group": one.call.group.name,
+            "group_ranks": list(one.call.group.ranks),
+        }
+        for one in waiting
+    ]
 
 
 def host_rows(summary: Summary) -> list[dict[str, object]]:
@@ -235,7 +253,13 @@ _KINDS = (
     Field("group", "group", meaning="Its process group, by description, or its communicator"),
     Field("ranks", "ranks", meaning="Of the group"),
     Field("hosts", "hosts", meaning="On which the group runs"),
-    Field("bytes", "bytes", "bytes", meaning="The larger of a rank's buffers"),
+    Field(
+        "bytes",
+        "bytes",
+        meaning="The larger of a rank's buffers; all-to-alls without durations are of any size",
+        text=lambda row: NA if row.bytes is None else f"{row.bytes:,}",
+    ),
+    Field("records", "records", meaning="Of all ranks together"),
     Field("matched", "collectives", meaning="Collectives found on all ranks of the group"),
     Field("duration", "duration_us", "time", "Mean of all records"),
     Field("transfer", "transfer_us", "time", "Mean; the shortest duration over the ranks"),
@@ -245,6 +269,13 @@ _KINDS = (
     Field(
         "ring bound", "ring_share", "share", "The ring formula's time at --link over the transfer"
     ),
+)
+_WAITING = (
+    Field("ranks", "ranks", text=lambda row: as_ranges(row["ranks"])),
+    Field("unfinished", "unfinished", meaning="Calls that these ranks began and that did not end"),
+    Field("oldest collective", "oldest", meaning="With its number in the group"),
+    Field("group", "group"),
+    Field("its ranks", "group_ranks", text=lambda row: as_ranges(row["group_ranks"])),
 )
 _RANKS = (
     Field("rank", "rank"),
@@ -316,6 +347,12 @@ class View:
 
 
 VIEWS = {
+    "unfinished": View(
+        "waiting",
+        "What ranks wait in",
+        _WAITING,
+        waiting_rows,
+    ),
     "kind": View(
         "bandwidth",
         "Collectives by kind, group and size",

@@ -5,13 +5,14 @@ nothing itself, is where the job stopped. Where every such rank waits itself, ho
 their devices, and no record shows which device stopped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.records import Call, Group, Lane
+from dpscope.profiling.records.finding import grouped
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,26 @@ class NotBegun:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """Ranks whose oldest collective that had not completed is this one."""
+
+    call: Call
+    number: int
+    ranks: tuple[int, ...]
+    records: int  # of these ranks, of any call that had not completed
+
+
+@dataclass(frozen=True)
 class Unfinished:
     """The records of collectives and transfers that had not completed; `oldest` is None if every
-    member that was read had begun each of them.
+    member that was read had begun each of them. `waiting` has the oldest first.
     """
 
     records: int
     ranks: int  # that have such records
     only: bool  # the files hold no other records
     oldest: NotBegun | None
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,24 @@ def unfinished_of(job: RecordedJob) -> Unfinished | None:
             stopped=tuple(rank for rank in _absent(job, begun, oldest) if rank not in busy),
         )
     records = sum(map(len, job.processes))
-    return Unfinished(sum(counts), len(busy), sum(counts) == records, not_begun)
+    return Unfinished(
+        sum(counts),
+        len(busy),
+        sum(counts) == records,
+        not_begun,
+        tuple(_waiting(pending, dict(zip(job.ranks, counts, strict=True)))),
+    )
+
+
+def _waiting(pending: Sequence[_Pending], counts: Mapping[int, int]) -> Iterator[Waiting]:
+    oldest: dict[int, _Pending] = {}
+    for call in pending:
+        oldest.setdefault(call.rank, call)
+    together = grouped(((call.lane, call.number), call) for call in oldest.values())
+    for calls in together.values():
+        ranks = tuple(sorted(call.rank for call in calls))
+        records = sum(counts[rank] for rank in ranks)
+        yield Waiting(calls[0].call, calls[0].number, ranks, records)
 
 
 def _pending(job: RecordedJob) -> Iterator[_Pending]:

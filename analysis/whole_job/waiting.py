@@ -119,7 +119,7 @@ class _Shapes:
     collective on different ranks have one signature.
     """
 
-    def __init__(self, job: RecordedJob) -> None:
+    def __init__(self, job: RecordedJob, timed: bool) -> None:
         codes: dict[tuple[object, ...], int] = {}
         rows: dict[Row, int] = {}
         signatures: dict[tuple[object, ...], int] = {}
@@ -133,7 +133,9 @@ class _Shapes:
                 key = (call.group.key, *call[1:])
                 code = codes.setdefault(key, len(codes))
                 if code == len(row_of):
-                    row = _row(job, call)
+                    # without times their many sizes say nothing
+                    any_size = not timed and call.kind == _VARIABLE_SIZE
+                    row = _row(job, call, None if any_size else call.bytes)
                     row_of.append(rows.setdefault(row, len(rows)))
                     size = None if call.kind == _VARIABLE_SIZE else call.bytes
                     signature = (call.kind, call.name, call.clock, size)
@@ -147,7 +149,7 @@ class _Shapes:
         self.synchronises = np.array(synchronises, dtype=bool)
 
 
-def _row(job: RecordedJob, call: Call) -> Row:
+def _row(job: RecordedJob, call: Call, size_bytes: int | None) -> Row:
     ranks = job.members(call.group)
     place = dict(
         zip(
@@ -164,15 +166,15 @@ def _row(job: RecordedJob, call: Call) -> Row:
         call.group.name,
         size,
         count,
-        call.bytes,
+        size_bytes,
     )
 
 
 def waiting_of(job: RecordedJob) -> Waiting:
     """Match the collectives of a job's ranks."""
-    shapes = _Shapes(job)
-    ranks, rows = len(job.processes), len(shapes.rows)
     timed = any(bool(np.isfinite(process.duration_us).any()) for process in job.processes)
+    shapes = _Shapes(job, timed)
+    ranks, rows = len(job.processes), len(shapes.rows)
     found = Waiting(
         job=job,
         basis="durations" if timed else "creation" if _times_compare(job) else "nothing",

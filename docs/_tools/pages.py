@@ -138,9 +138,8 @@ def _severities(code: Code) -> str:
 
 
 def _action(code: Code) -> str:
-    return (
-        f"{code.action}. In a script: {code.script_action}" if code.script_action else code.action
-    )
+    actions = {"In a script": code.script_action, "In an nsys export": code.export_action}
+    return code.action + "".join(f". {where}: {step}" for where, step in actions.items() if step)
 
 
 _GLOSSARY = """# Glossary

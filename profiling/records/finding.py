@@ -44,8 +44,8 @@ class Code:
     """What is declared of a finding, once; docs/findings.md shows it.
 
     `action` is the next step unless a finding brings its own; `script_action` replaces it where a
-    script was measured or traced and dpscope's options do not apply. `other_severity` is what some
-    observations have.
+    script was measured or traced and dpscope's options do not apply, `export_action` where nsys
+    recorded what torch.profiler does not. `other_severity` is what some observations have.
 
     An observation is one fact with its numbers, on one line. A finding brings its own action only
     where it can name the file, the rank or the option. A code with the action of another code is
@@ -56,6 +56,7 @@ class Code:
     meaning: str
     action: str
     script_action: str = ""
+    export_action: str = ""
     other_severity: Severity | None = None
     of_many_cells: bool = False  # typical of many cells: reported once, with all in one message
 

@@ -1,6 +1,10 @@
 """Findings about traces: files, steps, ranks, merging."""
 
-from dpscope.profiling.records.finding import Code, FindingCode
+import msgspec
+
+from dpscope.profiling.records.finding import Code, Finding, FindingCode
+
+_RECORD_RANGES = "record an NVTX range around each training step, and name it with --steps-by"
 
 
 class TraceCode(FindingCode):
@@ -41,6 +45,7 @@ class TraceCode(FindingCode):
         meaning="The trace marks no steps, so it is treated as a single step.",
         action="call profiler.step() once per training step to get per-step numbers, or name a "
         "range around each step with --steps-by",
+        export_action=_RECORD_RANGES,
     )
     RANKS_ASSUMED = Code(
         "warning",
@@ -75,6 +80,8 @@ class TraceCode(FindingCode):
         "steps: each counts in the step that was running, or in none.",
         action="usual at a trace's edges and for replayed CUDA graphs; if there are many, call "
         "profiler.step() after each training step, and trace more steps after a warm-up",
+        export_action="usual at the edges of a capture and for replayed CUDA graphs; if there are many, "
+        "record NVTX ranges that hold all that a step launches (--steps-by)",
         of_many_cells=True,
     )
     STEPS_NOT_TIMED = Code(
@@ -83,6 +90,7 @@ class TraceCode(FindingCode):
         "early, or ended before an earlier step's work did. An error if none can be timed.",
         action="trace again with each step's work between two calls of profiler.step(); the file "
         "may have been edited or cut, or a long copy or kernel runs on a separate stream",
+        export_action="record NVTX ranges that hold all that a step launches (--steps-by)",
         other_severity="error",
     )
     STEPS_UNEVEN = Code(
@@ -161,6 +169,8 @@ class TraceCode(FindingCode):
         "they were not matched.",
         action="trace with a version of torch that records groups (2.2 or later), or read the ranks "
         "of each group separately",
+        export_action="export with --include-blobs=true, which keeps what NCCL recorded of its groups, "
+        "or read the ranks of each group separately",
     )
     PARALLELISM = Code(
         "info",
@@ -206,3 +216,12 @@ class TraceCode(FindingCode):
         "running this is normal",
         other_severity="error",
     )
+
+
+def advised_for_export(finding: Finding) -> Finding:
+    """With the next step for an export of Nsight Systems, where the finding brought none itself."""
+    declared = TraceCode.__members__.get(finding.code.upper())
+    if declared is None or finding.next_step != declared.value.action:
+        return finding
+    step = declared.value.export_action or finding.next_step
+    return msgspec.structs.replace(finding, next_step=step)

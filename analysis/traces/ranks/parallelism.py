@@ -170,7 +170,7 @@ _AND_GRADIENTS = ", with all-reduces of gradients in the backward pass"
 _NO_REDUCTION = "not DDP: it all-reduces no gradients"
 _SHARED = ", with all-to-alls (as of sharded embeddings or experts)"
 _PIPELINE = ", but sends and receives (pipeline-like)"
-_NO_BACKWARD = (
+NO_BACKWARD = (
     "unknown: no operators of a backward pass in the trace show what launched its collectives"
 )
 _NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
@@ -226,9 +226,13 @@ def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
 def parallelism_finding(
     evidence: Sequence[ParallelismEvidence], collectives: Table
 ) -> list[Finding]:
-    """An info finding that names the parallelism and its evidence; none if nothing communicates."""
+    """An info finding that names the parallelism and its evidence; none if nothing communicates, or
+    no backward pass is recorded.
+    """
     named = parallelism_name(evidence, collectives)
-    if named is None or all(rank.world_size == 1 and not rank.data_parallel for rank in evidence):
+    if named in (None, NO_BACKWARD) or all(
+        rank.world_size == 1 and not rank.data_parallel for rank in evidence
+    ):
         return []
     message = f"{named}; seen in {counted(len(evidence), 'trace')}: {_seen(evidence, collectives)}"
     return [TraceCode.PARALLELISM.finding(message)]
@@ -258,7 +262,7 @@ def parallelism_name(evidence: Sequence[ParallelismEvidence], collectives: Table
     if any(rank.autograd for rank in evidence):
         return _by_collectives(evidence, kinds)
     ddp = any(rank.ddp_forward for rank in evidence)
-    return _DDP_BY_RANGE if ddp and "all_reduce" in kinds else _NO_BACKWARD
+    return _DDP_BY_RANGE if ddp and "all_reduce" in kinds else NO_BACKWARD
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:

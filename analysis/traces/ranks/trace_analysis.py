@@ -34,7 +34,7 @@ from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding, counted, listed
-from dpscope.profiling.records.trace_codes import TraceCode
+from dpscope.profiling.records.trace_codes import TraceCode, advised_for_export
 from dpscope.profiling.store.errors import DpscopeError
 
 _NAMED_JOBS = 3
@@ -143,23 +143,26 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     tables, matching = job_tables(job)
     steps, ranks = tables.steps, [summary.rank for summary in job.summaries]
     communication_known = all(summary.communication_shown for summary in job.summaries)
+    findings = (
+        *findings,
+        *job.findings,
+        *matching,
+        *idle_findings(steps, communication_known=communication_known),
+        *uneven_steps(steps),
+        *far_longer_steps(steps),
+        *parallelism_finding(
+            [summary.parallelism for summary in job.summaries],
+            tables.collectives,
+        ),
+    )
+    if not _by_profiler(job):
+        findings = tuple(map(advised_for_export, findings))
     analysis = Job(
         **_facts(job.summaries, tables.collectives),
         tables=tables,
         summaries=job.summaries,
         communication_known=communication_known,
-        findings=(
-            *findings,
-            *job.findings,
-            *matching,
-            *idle_findings(steps, communication_known=communication_known),
-            *uneven_steps(steps),
-            *far_longer_steps(steps),
-            *parallelism_finding(
-                [summary.parallelism for summary in job.summaries],
-                tables.collectives,
-            ),
-        ),
+        findings=findings,
     )
     # else no rank is chosen by its waits, which take time to compute
     many = len(ranks) > MOST_TO_DRAW
@@ -249,13 +252,18 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
     return join_tables([whole]), (*matched.findings, *apart)
 
 
+def _by_profiler(job: RankTables) -> bool:
+    """Whether torch.profiler recorded all ranks."""
+    return all(summary.format == TraceSummary.format for summary in job.summaries)
+
+
 def _with_sizes(job: RankTables) -> Table:
     """The collectives; in exports that do not state how many ranks take part, those read that do.
 
     NCCL states it only where communicators are made, which a capture of some steps leaves out.
     """
     collectives = job.tables["collectives"]
-    if all(summary.format == TraceSummary.format for summary in job.summaries):
+    if _by_profiler(job):
         return collectives
     groups = collectives.group("group")
     ranks = groups.different(collectives["rank"])[groups.code]

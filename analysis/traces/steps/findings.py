@@ -14,7 +14,6 @@ from dpscope.analysis.traces.reading.event_table import (
     Category,
     CommunicationArgs,
     IntColumn,
-    Trace,
 )
 from dpscope.analysis.traces.reading.reader import launching_calls
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
@@ -169,8 +168,7 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(
-            f"{trace.source} marks no steps: its whole length is taken as one step",
-            _advice_on_steps(trace),
+            "no steps are marked: the whole length is taken as one step", about=str(trace.source)
         )
     if not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
@@ -196,7 +194,11 @@ def _not_timed(attribution: Attribution, indices: IntColumn, why: str) -> Iterat
 
 
 def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
-    """Events that no traced step launched: of a device, or the communication of a CPU."""
+    """Events that no traced step launched: of a device, or the communication of a CPU. Without
+    marks the steps are the whole trace.
+    """
+    if attribution.on_device and not attribution.steps.marked:
+        return
     durations_us = attribution.events.duration_us
     on_device = attribution.on_device
     own = attribution.rows(*(DEVICE_KINDS if on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)))
@@ -206,11 +208,10 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     all_us = float(durations_us[own].sum())
     if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
-    trace = attribution.trace
     during = int(attribution.by_time.sum())
     counts = "not counted"
     if during:
-        counts = f"{during:,} count in the step in which they ran (by_time_us)"
+        counts = f"{during:,} count in the step in which they ran"
     noun = "device operation"
     collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
     if not on_device:
@@ -220,16 +221,8 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     which = counted(int(either.sum()), noun)
     yield TraceCode.EVENTS_OF_NO_STEP.finding(
         f"{which} ({own_us / 1e3:,.3f} ms) launched in no traced step: {counts}",
-        _advice_on_steps(trace),
-        about=str(trace.source),
+        about=str(attribution.trace.source),
     )
-
-
-def _advice_on_steps(trace: Trace) -> str:
-    """How an export marks steps; empty for traces, where a code's own action holds."""
-    if trace.format == Trace.format:
-        return ""
-    return "record an NVTX range around each training step, and name it with --steps-by"
 
 
 def _unknown_communication(attribution: Attribution) -> Iterator[Finding]:

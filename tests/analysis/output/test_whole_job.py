@@ -103,3 +103,28 @@ def test_a_stopped_job_is_an_error_and_names_its_ranks() -> None:
     assert "ranks 9, 14 never began the oldest" in joined
     assert "all_to_all 45265 of EXPERT_MODEL_PARALLEL_GROUP (ranks 8 to 15, 21.7 MB)" in joined
     assert "LATE RANK" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "ranks"),
+    [
+        # the ranks that never began the oldest wait in nothing
+        ("lock_gil", "broadcast 84920", set(range(16)) - {9, 14}),
+        ("gpu_error", "all_gather 42806", set(range(16))),
+    ],
+)
+def test_a_stopped_job_shows_what_each_rank_waits_in(
+    name: str, first: str, ranks: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank once, and no two rows alike, of zeros or without a meaning."""
+    printed(DATA / "flight_recorder" / name, "json")
+    content = json.loads(capsys.readouterr().out)
+    rows = content["by_unfinished"]
+    assert rows[0]["oldest"] == first
+    assert sorted(rank for row in rows for rank in row["ranks"]) == sorted(ranks)
+    assert sum(row["unfinished"] for row in rows) == content["unfinished"]["calls"]
+    kinds = [tuple(row.values()) for row in content["by_kind"]]
+    assert len(kinds) == len(set(kinds))
+    assert sum(row["records"] for row in content["by_kind"]) == content["unfinished"]["calls"]
+    assert content["by_rank"] == []
+    assert [one["code"] for one in content["findings"]] == ["collective_not_begun"]

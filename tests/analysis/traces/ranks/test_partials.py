@@ -267,7 +267,7 @@ def test_a_folder_of_more_files_than_a_job_has_is_not_searched(
     assert find_files(tmp_path).files == [tmp_path / "0_0.pt.trace.json"]
     (tmp_path / "within" / "c").write_text("{}")
     monkeypatch.setattr(readers, "_start", pytest.fail)
-    with pytest.raises(DpscopeError, match="holds more than 3 files.* was not searched; name"):
+    with pytest.raises(DpscopeError, match=r"holds more than 3 files.* was not searched; name"):
         find_files(tmp_path)
 
 

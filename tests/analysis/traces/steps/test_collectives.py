@@ -10,7 +10,7 @@ import pytest
 
 from tests.generated_traces.builder import recorded
 from tests.generated_traces.generator import DdpOptions, ddp_trace
-from tests.helpers.generated_checks import analyzed, parallelism
+from tests.helpers.generated_checks import analyzed
 from tests.helpers.made_traces import (
     ALL_REDUCE,
     MAIN,
@@ -96,8 +96,8 @@ def test_replayed_graphs_share_a_launch_and_have_no_sizes(tmp_path: Path) -> Non
     assert analysis.steps["hidden_us"].tolist() == [30.0, 30.0]
     assert analysis.collectives["kind"].tolist() == ["all_reduce"] * 4
     assert analysis.collectives["bytes"].isna().all()
-    assert "events_of_no_step" not in {finding.code for finding in analysis.findings}
-    assert parallelism(analysis).startswith("unknown: no operators of a backward pass")
+    codes = {finding.code for finding in analysis.findings}
+    assert codes.isdisjoint({"events_of_no_step", "parallelism"})  # no backward pass is recorded
 
 
 def generic(enclosing: str) -> list[Event]:
