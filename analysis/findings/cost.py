@@ -80,7 +80,8 @@ def device_use(ledger: Ledger, scale: Scale) -> str:
         return "the trace does not show how long the devices compute"
     computing = f"devices compute {scale.number(ledger.compute_us)} ({percent(ledger.compute_us / step_us)})"
     idle = f"idle {scale.number(ledger.idle_us)} ({percent(ledger.idle_us / step_us)})"
-    unlaunched_us, copies_us = ledger.unlaunched_us or 0.0, ledger.host_copy_us or 0.0
+    unlaunched_us = ledger.unlaunched_us or 0.0
+    copies_us = ledger.host_copy_us or 0.0
     if copies_us > MOSTLY * ledger.idle_us:
         return (
             f"{computing}, {idle}: for {scale.time(copies_us)} only copies from or to the host ran"

@@ -31,9 +31,15 @@ from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import sentence, with_article
+from dpscope.analysis.text.units import (
+    sentence,
+    with_article,
+)
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.parallelism import NO_BACKWARD, parallelism_name
+from dpscope.analysis.traces.ranks.parallelism import (
+    NO_BACKWARD,
+    parallelism_name,
+)
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.strategies import traits_of
@@ -62,10 +68,10 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
         replace(known, ledger=ledger),
-        data.late,
-        data.on_device,
-        data.messages,
-        data.last_rank,
+        late=data.late,
+        on_device=data.on_device,
+        messages=data.messages,
+        last=data.last_rank,
         knows_options=False,
         not_split=data.not_split,
     )
@@ -99,11 +105,16 @@ def _no_communication(data: Job) -> Fact:
     lines = ["none: there is no collective in the traces"]
     ledger = data.ledger
     if data.on_device and ledger is not None:
-        scale = Scale([ledger.traced_step_us])
-        lines.append(
-            f"of {with_article(scale.time(ledger.traced_step_us))} step {device_use(ledger, scale)}"
-        )
-    return Fact("cost", "COST", tuple(lines))
+        step_us = ledger.traced_step_us
+        scale = Scale([step_us])
+        step = with_article(scale.time(step_us))
+        use = device_use(ledger, scale)
+        lines.append(f"of {step} step {use}")
+    return Fact(
+        "cost",
+        "COST",
+        tuple(lines),
+    )
 
 
 def _next_without_communication(data: Job, situation: Situation) -> Fact:

@@ -101,7 +101,13 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     kinds = grouped(((message.code, message.next_step), message) for message in in_order)
     shown = []
     for alike in kinds.values():
-        about = grouped((same.observation, same.about) for same in alike)
+        about = grouped(
+            (
+                same.observation,
+                same.about,
+            )
+            for same in alike
+        )
         messages = [
             f"{listed(names, _NAMED)}: {observation}" if names[0] else observation
             for observation, names in about.items()

@@ -373,7 +373,10 @@ def _findings(summary: Summary) -> Iterator[Finding]:
     named = [f"{count:,} {why}" for why, count in reasons.items() if count > _FEW * counts.records]
     # what had not completed has no counterpart to be compared with
     if named and found.basis != "nothing" and not summary.only_unfinished:
-        records = counted(counts.records, "record")
+        records = counted(
+            counts.records,
+            "record",
+        )
         others = sum(map(len, summary.job.processes)) - counts.records
         left_out = (
             f" (and {others:,} of transfers between two ranks, which have none)" if others else ""
