@@ -16,7 +16,10 @@ from dpscope.analysis.figures.efficiency import Efficiencies, efficiency_figure
 from dpscope.analysis.figures.style import DOTS_PER_INCH, STYLE, finish, has_whiskers, labelled
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime, waiting_figure
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.text.latex import in_latex
+from dpscope.analysis.text.units import sentence
 from dpscope.analysis.training.data import TrainingData
+from dpscope.profiling.store.ownership import CAPTIONS_MARK
 
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -241,6 +244,27 @@ def figure_files(
         for name, figure in drawn.items()
     }
     return parts, made
+
+
+def captions(figures: Mapping[str, PageFigure], measured: Sequence[str]) -> str:
+    """The figures as floats of LaTeX, each with its title and caption, and sentences on what was
+    `measured` and what limits it.
+    """
+    lines = [f"{CAPTIONS_MARK}, which writes this file again with the figures."]
+    what, *limits = measured
+    conditions = [sentence(f"measured: {what}"), *map(sentence, limits)]
+    for name, figure in figures.items():
+        sentences = [sentence(FIGURES[name].title), figure.caption, *conditions]
+        lines += [
+            "",
+            r"\begin{figure}",
+            r"  \centering",
+            rf"  \includegraphics[width=\linewidth]{{{name}}}",
+            rf"  \caption{{{in_latex(' '.join(sentences))}}}",
+            rf"  \label{{fig:{name.replace('_', '-')}}}",
+            r"\end{figure}",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 _METADATA: dict[str, dict[str, Any]] = {

@@ -191,7 +191,14 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
 
     with progress("Writing the report"):
         figures = draw_waiting_over_time(summary.waiting_over_time)
-        write_with_figures(targets.report, figures, targets.figure_formats, texts)
+        limits = [fact.text for fact in verdict.limits]
+        write_with_figures(
+            targets.report,
+            figures,
+            targets.figure_formats,
+            texts,
+            measured=[verdict.setting, *limits],
+        )
     return targets.report / "report.html"
 
 

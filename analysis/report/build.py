@@ -89,13 +89,22 @@ class Report(Results):
         if self.run.recorded is None:
             return {}
         where = measured_where(self.run)
-        limits = [fact.text for fact in self.verdict.limits]
+        limits = self._limits
         if invalid := validity(self.run, self.comparison):
             limits.insert(0, invalid.removesuffix("."))
         return {
             name: replace(table, title=f"{table.title}: {where}", notes=(*table.notes, *limits))
             for name, table in tables_of(self, STUDY).items()
         }
+
+    @property
+    def _limits(self) -> list[str]:
+        return [fact.text for fact in self.verdict.limits]
+
+    @property
+    def measured(self) -> list[str]:
+        """What captions say of every figure: what was measured, and what limits it."""
+        return [self.verdict.setting, *self._limits]
 
     def section(self, name: str) -> dict[str, TextTable]:
         """The tables of a section of the page."""
@@ -170,6 +179,7 @@ def write_report(
             "comparison.md": render_markdown(report),
             "report.html": pages.render_page(make_page(report, figures)),
         },
+        report.measured,
     )
     return folder / "report.html"
 

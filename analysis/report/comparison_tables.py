@@ -33,13 +33,12 @@ def columns_table(
     rows: Sequence[CellRow],
     notes: Iterable[str] = (),
     headings: Mapping[str, str] | None = None,
-    whole: bool = False,
     context: Sequence[str] = (),
 ) -> TextTable | None:
     """These columns of the cells in `rows`, and why their values are missing.
 
-    Columns in which none of them has a value are left out, unless the table is `whole`; None where
-    none is left besides its `context`. `headings` are those that differ from the columns' own. Traces alone lack
+    Columns in which none of them has a value are left out; None where none is left besides its
+    `context`. `headings` are those that differ from the columns' own. Traces alone lack
     most columns: of those that they cannot fill, nothing is said.
     """
     names = _with_known_rate(names, comparison)
@@ -54,7 +53,7 @@ def columns_table(
             meaning=REGISTERED[name].meaning,
             column=name,
         )
-        for name in ("cell", *(names if whole else known))
+        for name in ("cell", *known)
     ]
     asked = names if comparison.timed else known
     unknown = (
@@ -129,7 +128,6 @@ def step_table(comparison: Comparison) -> TextTable | None:
             *slowed_notes(comparison),
         ],
         {"weak_efficiency": "eff.[%]", "traced_step_us": "traced"},
-        whole=comparison.timed,
     )
 
 
@@ -144,7 +142,6 @@ def shortcut_table(comparison: Comparison) -> TextTable | None:
         [row for row in summarised(comparison) if row.devices > 1],
         ["low, high: 95% interval of t_N(b)-t_1(b)"] if comparison.timed else [],
         headings=_SHORTCUTS,
-        whole=comparison.timed,
     )
 
 

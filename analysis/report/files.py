@@ -11,7 +11,12 @@ from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.text.text_table import TextTable, in_markdown
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.files import write_together
-from dpscope.profiling.store.ownership import check_report_folder, marked_figures
+from dpscope.profiling.store.ownership import (
+    CAPTIONS_NAME,
+    FIGURE_FORMATS,
+    check_report_folder,
+    marked_figures,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,21 +58,24 @@ def write_with_figures(
     figures: "Mapping[str, Figure]",
     formats: Sequence[str],
     texts: "Callable[[dict[str, PageFigure]], Mapping[str, str]]",
+    measured: Sequence[str],
     whole: bool = True,
 ) -> None:
     """Write a report's `texts`, made from its figures, and its figures in these formats.
 
     Without formats, those in which an earlier report's figures lie in the folder are kept: their
     files are written again, to be of the same state as the page, but for those that were edited. If
-    it is the `whole` report in the folder, other figures that dpscope wrote there are removed.
+    it is the `whole` report in the folder, other figures that dpscope wrote there are removed, and
+    their captions are next to the figures, with what was `measured`, and what limits it.
     """
-    from dpscope.analysis.figures.draw import figure_files
+    from dpscope.analysis.figures.draw import captions, figure_files
 
-    check_report_folder(folder, [f"{name}.{one}" for name in figures for one in formats])
+    requested = [f"{name}.{one}" for name in figures for one in formats]
+    check_report_folder(folder, [*requested, CAPTIONS_NAME] if requested else [])
     earlier = marked_figures(folder)
-    if not formats:
-        formats = sorted({path.suffix.removeprefix(".") for path in earlier})
-    embedded, drawn = figure_files(figures, formats)
+    embedded, drawn = figure_files(figures, formats or _formats_of(earlier))
+    if drawn and whole:
+        drawn[CAPTIONS_NAME] = captions(embedded, measured).encode()
     kept = {path.name for path in folder.glob("figures/*")} - {path.name for path in earlier}
     contents: dict[str, str | bytes] = {
         **texts(embedded),
@@ -77,3 +85,9 @@ def write_with_figures(
     stale = [path for path in earlier if path.name not in drawn] if whole else []
     for path in stale:
         path.unlink()
+
+
+def _formats_of(figures: Sequence[Path]) -> list[str]:
+    """Without that of their captions."""
+    suffixes = {path.suffix for path in figures}
+    return [suffix.removeprefix(".") for suffix in FIGURE_FORMATS if suffix in suffixes]

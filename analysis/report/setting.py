@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.analysis.runs.run_data import RunData, repeats_text, traces_text
-from dpscope.analysis.text.units import NA, show_bytes
+from dpscope.analysis.text.units import NA, show_bytes, show_moment
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import DeviceLinks
@@ -27,7 +27,8 @@ def setting_of(run: RunData) -> str:
         f"{_machine(run)}, torch {environment.torch_version}; "
         f"{counted(manifest.threads_per_process, 'thread')} per process"
     )
-    measured = f"{repeats_text(run)}; measured {manifest.created_at}."
+    moment = show_moment(manifest.created_at)
+    measured = f"{repeats_text(run)}; measured {moment}."
     if manifest.script is not None:
         return f"{manifest.script}, attached to: {name}; {where}; {measured}"
     normalised = (

@@ -18,7 +18,7 @@ from dpscope.analysis.text.terminal import (
     print_table,
 )
 from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
-from dpscope.analysis.text.units import NA
+from dpscope.analysis.text.units import NA, show_moment
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import difference_message, training_findings
 from dpscope.analysis.training.seed_statistics import differences, final_accuracy
@@ -100,6 +100,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
         draw_training(data),
         figure_formats,
         texts,
+        [_setting(data)],
         whole=not is_run_folder(data.folder),
     )
     return page
@@ -155,7 +156,7 @@ def _setting(data: TrainingData) -> str:
     return (
         f"{workload.model}, {workload.data} data, amp {workload.amp}, SGD at {config.optimizer.learning_rate:g}, "
         f"{counted(config.epochs, 'epoch')}, {counted(len(config.seeds), 'seed')}; {manifest.device_type}, "
-        f"torch {manifest.environment.torch_version}; started {manifest.created_at}."
+        f"torch {manifest.environment.torch_version}; started {show_moment(manifest.created_at)}."
     )
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from dpscope.profiling.store.shown_text import one_line
@@ -118,6 +119,15 @@ def show_time(microseconds: float | None) -> str:
     """A time with its unit, such as ``12.3 ms``."""
     unit = choose_unit("time", [microseconds])
     return NA if microseconds is None else f"{show(microseconds, unit)} {unit.label}"
+
+
+def show_moment(stored: str) -> str:
+    """A stored moment as people read it.
+
+    >>> show_moment("2026-11-22T10:01:38+01:00")
+    '22 Nov 2026, 09:01 UTC'
+    """
+    return datetime.fromisoformat(stored).astimezone(UTC).strftime("%d %b %Y, %H:%M UTC")
 
 
 def with_article(number: str) -> str:

@@ -41,6 +41,8 @@ TENSORBOARD_NAME = "tensorboard"
 CALIBRATION_FIGURE_NAME = "calibration.png"
 REPORT_FILES = ("report.html", "comparison.csv", "comparison.md", "training.csv", "training.md")
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
+CAPTIONS_NAME = "captions.tex"  # next to the figures
+CAPTIONS_MARK = "% Captions by dpscope"
 EVENTS_SUFFIX = ".dpscope"  # of the names of event files
 
 MANIFEST_OF: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -190,11 +192,11 @@ def remove_report(out: Path) -> None:
 
 
 def marked_figures(folder: Path) -> list[Path]:
-    """The figures in a report's folder that dpscope wrote."""
+    """The figures in a report's folder that dpscope wrote, and their captions."""
     return [
         path
         for path in folder.glob("figures/*")
-        if path.suffix in FIGURE_FORMATS and _is_own_file(path)
+        if path.suffix in (*FIGURE_FORMATS, ".tex") and _is_own_file(path)
     ]
 
 
@@ -267,6 +269,7 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".csv": lambda path: _head(path).startswith(b"cell,strategy,devices,"),
     ".png": lambda path: b"tEXtSoftware\0dpscope" in _head(path),
     ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path),
+    ".tex": lambda path: _head(path).startswith(CAPTIONS_MARK.encode()),
     ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path),
     **dict.fromkeys((".dpscope", ".unfinished"), lambda path: PARTIAL_KEY.encode() in _tail(path)),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),

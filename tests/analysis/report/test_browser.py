@@ -137,6 +137,10 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(
         f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert opened.run(too_wide) == []
+    parts = "document.querySelector('#table-step .scroll')"
+    assert opened.run(f"{parts}.scrollWidth <= {parts}.clientWidth"), (
+        "the parts of a step are in view"
+    )
     for selector in (
         "body",
         ".faint",

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from dpscope.analysis.report.build import Report, make_report, write_report
 from dpscope.analysis.report.training_report import training_page, write_training
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.text.latex import in_latex
 from dpscope.analysis.training.data import load_training
 from dpscope.profiling.store.ownership import ForeignFileError
 from tests.helpers.paths import DATA, EXAMPLE_RUN
@@ -33,7 +34,7 @@ def test_figures_have_the_requested_formats_and_no_others_stay(report: Report) -
 
     def files(formats: Sequence[str] = ("png",)) -> set[str]:
         write_report(report, formats)
-        return {path.name for path in folder.glob("figures/*")}
+        return {path.name for path in folder.glob("figures/*")} - {"captions.tex"}
 
     assert files() == {"waits.png"}
     assert files(["svg", "pdf"]) == {"waits.svg", "waits.pdf"}
@@ -60,7 +61,19 @@ def test_a_report_without_formats_writes_earlier_figures_again_but_for_edited_on
     write_report(report)
     assert (folder / "waits.svg").read_text() == "<svg>edited by hand</svg>"
     assert (folder / "busbw.svg").read_text() != before
-    assert {path.name for path in folder.iterdir()} == {"waits.svg", "busbw.svg", "batch.svg"}
+    assert {path.name for path in folder.iterdir()} == {
+        "waits.svg", "busbw.svg", "batch.svg", "captions.tex",
+    }  # fmt: skip
+    captions = (folder / "captions.tex").read_text()
+    assert captions.count(r"\begin{figure}") == 3
+    assert r"\includegraphics[width=\linewidth]{waits}" in captions
+    # of each figure: what was measured, on what, how often
+    assert captions.count(in_latex(report.verdict.setting)) == 3
+    (folder / "captions.tex").write_text("my own")
+    write_report(report)
+    assert (folder / "captions.tex").read_text() == "my own"
+    with pytest.raises(ForeignFileError, match=r"captions\.tex was not written by dpscope"):
+        write_report(report, ["pdf"])
 
 
 @pytest.mark.long
@@ -72,7 +85,11 @@ def test_trainings_leave_the_figures_of_a_measured_run(
     folder = write_report(report, ["png"]).parent
     write_train_json(report.run.path, plain_epochs("single", 1, 0, [80.0], [4.0]))
     assert write_training(load_training(report.run.path), ["png"]) == folder / "training.md"
-    assert {path.name for path in folder.glob("figures/*")} == {"waits.png", "training_loss.png"}
+    assert {path.name for path in folder.glob("figures/*")} == {
+        "waits.png", "training_loss.png", "captions.tex",
+    }  # fmt: skip
+    # those of the run, which has all figures
+    assert "{waits}" in (folder / "figures/captions.tex").read_text()
 
 
 def test_trainings_of_too_few_seeds_to_compare_are_headed_by_an_accuracy() -> None:

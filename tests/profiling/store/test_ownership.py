@@ -311,7 +311,7 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
     vars(report)["figures"] = {"step_split": Figure(figsize=(1, 1))}
     page = write_report(report, ("png", "svg", "pdf"))
     made = files(page.parent)
-    assert len(made) == 3 + 3
+    assert len(made) == 3 + 3 + 1  # formats of a figure, captions, texts
     assert [path for path in made if not bears_mark(page.parent / path)] == []
     write_report(report, ("png", "svg", "pdf"))
     written(out, "report/figures/step_split.pdf", "report/figures/step_split.png")
@@ -326,6 +326,7 @@ def test_a_report_is_rewritten_and_a_foreign_figure_is_not_overwritten(tmp_path:
         ".pdf",
         ".png",
         ".svg",
+        ".tex",
     }, "what is not dpscope's stays"
 
 
