@@ -26,14 +26,14 @@ from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.epoch_times.epoch_time import (
     EpochTable,
     EpochTime,
-    at,
     layout,
     place,
     significant,
 )
 from dpscope.analysis.stats.left_out import BestLaw, Law, best_law
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.profiling.records.finding import grouped
+from dpscope.analysis.text.units import NA
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.strategies import traits_of
 
 FARTHEST = 8  # times the largest measured count: beyond it no number is given
@@ -131,23 +131,30 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         )
         return without._replace(reason=reason)
     if best.error > MISSED:
-        missed = f"misses the rows left out by {math.expm1(best.error):.0%}"
-        return without._replace(reason=f"the best law ({best.law}) {missed}")
+        missed = f"the best misses rows that were left out of its fit by more than {MISSED:.0%}"
+        return without._replace(
+            error_left_out=_rounded(math.expm1(best.error)),
+            reason=f"no law fits: {missed}; measure another count",
+        )
     half = math.hypot(
         best.within * _distance(counts, target.devices),
         _rounding(table, target, rows, best.law),
     )
     value = best.value * scale
-    if len(counts) == 2:
-        few = "two counts leave no row to judge the law: the band is the error of a constant step"
-        without = without._replace(reason=few)
-    return without._replace(
+    found = without._replace(
         value=_rounded(value),
         low=_rounded(value * math.exp(-half)),
         high=_rounded(value * math.exp(half)),
         law=best.law,
         error_left_out=_rounded(math.expm1(best.error)),
     )
+    if found.low == found.high:
+        exact = "the law fits exact times exactly, which shows no band"
+        return found._replace(low=None, high=None, reason=exact)
+    if len(counts) == 2:
+        few = "two counts leave no row to judge the law: the band is the error of a constant step"
+        return found._replace(reason=few)
+    return found
 
 
 def _rounding(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime], named: str) -> float:
@@ -194,78 +201,62 @@ def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
     return None if through_both is None else replace(best, law=line.name, value=through_both)
 
 
-def prediction_table(predicted: Sequence[Predicted]) -> TextTable:
-    """The predictions as a table, with the reason for each missing number."""
+def prediction_tables(predicted: Sequence[Predicted]) -> list[TextTable]:
+    """A table of predictions for each study and run, with the reason for each missing number."""
+    places = grouped((place(row.study, row.run), row) for row in predicted)
     unit = predicted[0].unit if predicted else "s"
-    several = len({(prediction.study, prediction.run) for prediction in predicted}) > 1
-    fields = [
-        *(
-            [Field("series", lambda prediction: place(prediction.study, prediction.run))]
-            if several
-            else []
-        ),
-        Field("strategy", "strategy"),
-        Field("batch", "batch_size", meaning="Samples as the table's batch_size"),
-        Field(
-            "N",
-            lambda prediction: layout(prediction.devices, prediction.nodes),
-            meaning="Devices; 4x2 for four nodes with two each",
-        ),
-        Field(
-            f"time [{unit}]",
-            lambda prediction: significant(prediction.value),
-            meaning="The law's or the measured time of an epoch, or of a step in a table of steps",
-        ),
-        Field(
-            f"low [{unit}]",
-            lambda prediction: significant(prediction.low),
-            meaning="Lower end of the band: the error on the rows left out, and the times' rounding",
-        ),
-        Field(
-            f"high [{unit}]",
-            lambda prediction: significant(prediction.high),
-            meaning="Upper end of the band",
-        ),
-        Field(
-            "law",
-            "law",
-            meaning="The law with the smallest error on the rows left out; measured: the table's own time",
-        ),
-        Field(
-            "error",
-            "error_left_out",
-            "share",
-            "The law's error on rows that were left out of its fit",
-        ),
-        Field(
-            "from N",
-            lambda prediction: f"{min(prediction.measured)} to {max(prediction.measured)}",
-            meaning="The smallest and the largest measured device count",
-        ),
+    return [
+        table_of(f"{where}: predicted times", _fields(unit), rows, _reasons(rows))
+        for where, rows in places.items()
     ]
-    reasons = grouped(
-        (prediction.reason, prediction) for prediction in predicted if prediction.reason
-    )
-    notes = []
-    for reason, without in reasons.items():
-        settings = [
-            at(
-                prediction.strategy,
-                prediction.batch_size,
-                prediction.devices,
-                prediction.nodes,
-            )
-            for prediction in without
-        ]
-        if several:
-            settings = [
-                f"{place(prediction.study, prediction.run)} {of}"
-                for prediction, of in zip(without, settings, strict=True)
-            ]
-        notes.append(f"{'; '.join(settings)}: {reason}.")
+
+
+def headline(predicted: Sequence[Predicted]) -> str:
+    """How many of the times have a prediction."""
     if not predicted:
-        notes = ["No row of several devices has a time: nothing to predict."]
-    return table_of("Predicted times", fields, predicted, notes)
+        return "No prediction: the table has no time of several devices."
+    count = sum(row.value is not None and row.law != MEASURED for row in predicted)
+    measured = sum(row.law == MEASURED for row in predicted)
+    answer = f"{count} of {counted(len(predicted), 'time')} predicted"
+    return f"{answer}, {measured} measured." if measured else f"{answer}."
+
+
+def _fields(unit: str) -> list[Field]:
+    return [
+        Field("strategy", "strategy"),
+        Field("batch", "batch_size"),
+        Field("N", lambda row: layout(row.devices, row.nodes)),
+        Field(f"time [{unit}]", lambda row: significant(row.value)),
+        Field(f"low [{unit}]", lambda row: significant(row.low)),
+        Field(f"high [{unit}]", lambda row: significant(row.high)),
+        Field("law", "law"),
+        Field("error", "error_left_out", "share"),
+        Field("from N", lambda row: f"{min(row.measured)} to {max(row.measured)}"),
+    ]
+
+
+PREDICTION_LEGEND = (
+    "batch: as in the table's batch_size. N: devices, 4x2 for four nodes with two each. time: of an epoch, or of a step in a "
+    "table of steps. low, high: a 90% band. law: a constant step, a + b/n for n = N, or a ring (compute, then a ring "
+    "all-reduce), whichever errs least on rows that were left out of its fit; error: that error. from N: the measured counts. "
+    f"{NA}: unknown, for the reason below the table."
+)
+
+
+def _reasons(predicted: Sequence[Predicted]) -> list[str]:
+    """Each reason once, after the series and counts that have it."""
+    notes = []
+    reasons = grouped((row.reason, row) for row in predicted if row.reason)
+    for reason, without in reasons.items():
+        series = grouped(
+            ((row.strategy, row.batch_size), layout(row.devices, row.nodes)) for row in without
+        )
+        settings = []
+        for (strategy, batch_size), counts in series.items():
+            batch = "" if batch_size is None else f"batch {batch_size}, "
+            settings.append(f"{strategy}, {batch}N {' and '.join(counts)}")
+        notes.append(f"{'; '.join(settings)}: {reason}.")
+    return notes
 
 
 def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:

@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from dpscope.analysis.epoch_times import predict
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, layout, place, significant
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
-from dpscope.analysis.epoch_times.predict import prediction_table, predictions
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
 from dpscope.analysis.text.units import NA
@@ -20,6 +20,20 @@ from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_lay
 from dpscope.profiling.store.errors import DpscopeError
 
 EstimateFormat = Literal["table", "json", "markdown"]
+
+
+class Answer(NamedTuple):
+    """What is printed: the answer in a line, tables, what their columns are, findings."""
+
+    first: str
+    tables: list[TextTable]
+    legend: str
+    findings: Sequence[Finding] = ()
+
+    def markdown(self) -> str:
+        tables = [render(table, "markdown") for table in self.tables]
+        parts = [f"{self.first}\n", *tables, f"{self.legend}\n"]
+        return "\n".join([*parts, render_findings(self.findings)])
 
 
 class EstimateReport(NamedTuple):
@@ -35,17 +49,18 @@ def estimate_report(table: EpochTable) -> EstimateReport:
     return EstimateReport(estimates, table_findings(table, estimates))
 
 
-def run_estimate(path: Path, output_format: EstimateFormat) -> EstimateReport | str:
-    """The report of a table, as text in a format for other programs; raises DpscopeError for a file
-    that cannot be read.
+def run_estimate(path: Path, output_format: EstimateFormat) -> Answer | str:
+    """The answer from a table, as text in a format for other programs; raises DpscopeError for a
+    file that cannot be read.
     """
     report = estimate_report(read_epoch_times(path))
     if output_format == "json":
         return _json({"estimates": report.estimates}, report.findings)
-    return estimate_markdown(report) if output_format == "markdown" else report
+    answer = _answer(report)
+    return answer.markdown() if output_format == "markdown" else answer
 
 
-def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> TextTable | str:
+def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> Answer | str:
     """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`; raises DpscopeError
     also for other texts.
     """
@@ -59,11 +74,12 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> T
         ) from error
     placed = [(parsed.devices, parsed.nodes) for parsed in map(parse_layout, layouts)]
     unplaced = [(count, None) for count in counts]
-    predicted = predictions(read_epoch_times(path), [*unplaced, *placed])
+    predicted = predict.predictions(read_epoch_times(path), [*unplaced, *placed])
     if output_format == "json":
         return _json({"predictions": predicted})
-    table = prediction_table(predicted)
-    return render(table, "markdown") if output_format == "markdown" else table
+    tables = predict.prediction_tables(predicted)
+    answer = Answer(predict.headline(predicted), tables, predict.PREDICTION_LEGEND)
+    return answer.markdown() if output_format == "markdown" else answer
 
 
 def _json(
@@ -79,14 +95,11 @@ def _json(
 
 def estimate_markdown(report: EstimateReport) -> str:
     """Tables of the estimates, then the findings."""
-    tables = [render(table, "markdown") for table in estimate_tables(report)]
-    parts = [
-        f"{headline(report)}\n",
-        *tables,
-        f"{LEGEND}\n",
-        render_findings(report.findings),
-    ]
-    return "\n".join(parts)
+    return _answer(report).markdown()
+
+
+def _answer(report: EstimateReport) -> Answer:
+    return Answer(headline(report), estimate_tables(report), LEGEND, report.findings)
 
 
 def estimate_tables(report: EstimateReport) -> list[TextTable]:

@@ -22,15 +22,8 @@ def estimate(
         "what to print", "--format", default="table"
     ),
 ) -> None:
-    from dpscope.analysis.epoch_times.report import (
-        LEGEND,
-        estimate_tables,
-        headline,
-        run_estimate,
-        run_prediction,
-    )
+    from dpscope.analysis.epoch_times.report import run_estimate, run_prediction
     from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
-    from dpscope.analysis.text.text_table import TextTable
 
     answer = (
         run_prediction(table, predict, output_format)
@@ -41,12 +34,9 @@ def estimate(
         write_out(answer.rstrip() + "\n")
         return
     console = open_console()
-    if isinstance(answer, TextTable):
-        print_table(console, answer)
-        return
-    print_sentences(console, [headline(answer)])
-    for estimate_table in estimate_tables(answer):
-        print_table(console, estimate_table)
-    if answer.estimates:
-        print_sentences(console, ["", LEGEND])
+    print_sentences(console, [answer.first])
+    for answer_table in answer.tables:
+        print_table(console, answer_table)
+    if answer.tables:
+        print_sentences(console, ["", answer.legend])
     print_findings(console, answer.findings)

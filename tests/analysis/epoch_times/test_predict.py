@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.epoch_times.predict import Predicted, predictions
+from dpscope.analysis.epoch_times.predict import (
+    Predicted,
+    headline,
+    prediction_tables,
+    predictions,
+)
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.known import known
 from tests.helpers.paths import ROOT
@@ -129,7 +134,9 @@ def test_the_rounding_of_the_times_widens_the_band(tmp_path: Path) -> None:
     assert known(fine.high) - 8.5 == pytest.approx((known(one.high) - 8.5) / 100, rel=0.1)
     stated = "strategy,batch_size,devices,epoch_seconds,resolution_s\nsingle,128,1,40,0\nddp,128,2,22,0\nddp,128,4,13,0\n"
     (exact,) = predicted(tmp_path, stated, (8, None))
-    assert exact.high == pytest.approx(8.5)
+    assert exact.value == pytest.approx(8.5)
+    assert (exact.low, exact.high) == (None, None)
+    assert "shows no band" in exact.reason
 
 
 def test_counts_between_and_below(tmp_path: Path) -> None:
@@ -143,8 +150,8 @@ def test_counts_between_and_below(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "layout", "reason"),
     [
-        (steps({1: 100, 2: 100, 4: 200}), (8, None), "misses the rows left out by 100%"),
-        (steps({2: 100, 4: 150}), (8, None), "(constant step) misses the rows left out by 50%"),
+        (steps({1: 100, 2: 100, 4: 200}), (8, None), "no law fits"),
+        (steps({2: 100, 4: 150}), (8, None), "left out of its fit by more than 15%"),
         (steps({4: 100}), (8, None), "one device count shows no law"),
         (
             steps({1: 100, 2: 101, 4: 102}),
@@ -160,6 +167,29 @@ def test_no_number_without_a_law(
     (one,) = predicted(tmp_path, text, layout)
     assert (one.value, one.low, one.high, one.law) == (None,) * 4
     assert reason in one.reason
+
+
+def test_a_law_that_misses_keeps_its_error(tmp_path: Path) -> None:
+    """The constant step of 100 ms misses 150 by a third; that of 150 misses 100 by half."""
+    (one,) = predicted(tmp_path, steps({2: 100, 4: 150}), (8, None))
+    assert one.error_left_out == pytest.approx(0.5)
+
+
+def test_a_reason_stands_once_after_its_series_and_counts(tmp_path: Path) -> None:
+    """The table of a study holds the rows of all of its strategies."""
+    text = (
+        "strategy,batch_size,devices,epoch_seconds\nddp,128,2,22\nddp,128,4,13\ndp,128,2,10\n"
+        "dp,64,4,70\nddp,64,2,10\nddp,64,4,10\n"
+    )
+    predictions_of = predicted(tmp_path, text, (8, None), (16, None))
+    (table,) = prediction_tables(predictions_of)
+    assert [row[:3] for row in table.rows[:2]] == [("ddp", "128", "8"), ("ddp", "128", "16")]
+    notes = [note for note in table.notes if "one device count shows no law" in note]
+    assert notes == [
+        "dp, batch 128, N 8 and 16; dp, batch 64, N 8 and 16: one device count shows no law: measure another at the same "
+        "batch."
+    ]
+    assert headline(predictions_of) == "2 of 8 times predicted."
 
 
 def test_public_series() -> None:

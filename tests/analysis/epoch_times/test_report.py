@@ -8,10 +8,9 @@ from typing import cast
 import pytest
 
 from dpscope.analysis.epoch_times.report import (
-    EstimateReport,
-    estimate_tables,
-    headline,
+    Answer,
     run_estimate,
+    run_prediction,
 )
 from tests.helpers.paths import PUBLISHED
 
@@ -30,9 +29,9 @@ def test_three_epoch_times_give_bandwidth(tmp_path: Path) -> None:
     """
     table = tmp_path / "times.csv"
     table.write_text(THREE_TIMES)
-    report = run_estimate(table, "table")
-    assert isinstance(report, EstimateReport)
-    (overview,) = estimate_tables(report)
+    answer = run_estimate(table, "table")
+    assert isinstance(answer, Answer)
+    (overview,) = answer.tables
     assert overview.rows == (
         ("ddp", "100", "2", "NA", "1.818", "50", "5", "5", "5", "5"),
         ("ddp", "100", "4", "NA", "3.125", "25", "7", "7", "7", "2.679"),
@@ -67,13 +66,13 @@ def test_the_first_line_is_the_answer_and_reasons_name_their_series(tmp_path: Pa
     table.write_text(
         "strategy,batch_size,devices,epoch_seconds\nsingle,128,1,40\ndp,128,2,30\nddp,128,2,22\nddp,128,4,13\n"
     )
-    report = run_estimate(table, "table")
-    assert isinstance(report, EstimateReport)
-    assert headline(report) == (
+    answer = run_estimate(table, "table")
+    assert isinstance(answer, Answer)
+    assert answer.first == (
         "Table: 3.077x one device is the largest speedup (ddp, batch 128, N 4, strong or weak: unknown), 77% efficient."
     )
-    assert cast(str, run_estimate(table, "markdown")).startswith(headline(report))
-    (unknown,) = (one for one in report.findings if one.code == "added_time_unknown")
+    assert cast(str, run_estimate(table, "markdown")).startswith(answer.first)
+    (unknown,) = (one for one in answer.findings if one.code == "added_time_unknown")
     assert unknown.message.count("batch_size_is is not given") == 1
     assert (
         "dp, batch 128, N 2; ddp, batch 128, N 2; ddp, batch 128, N 4: batch_size_is"
@@ -82,4 +81,11 @@ def test_the_first_line_is_the_answer_and_reasons_name_their_series(tmp_path: Pa
     assert unknown.next_step == "add a column batch_size_is with global or per_device"
     alone = tmp_path / "alone.csv"
     alone.write_text("strategy,batch_size,devices,epoch_seconds\nddp,128,4,13\n")
-    assert headline(cast(EstimateReport, run_estimate(alone, "table"))).startswith("No speedup")
+    assert cast(Answer, run_estimate(alone, "table")).first.startswith("No speedup")
+
+
+def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
+    text = cast(str, run_prediction(TIMES, "8,16", "markdown"))
+    assert text.startswith("19 of 34 times predicted, 2 measured.\n")
+    assert text.count("low, high: a 90% band") == 1
+    assert "coursework_ddp: predicted times" in text
