@@ -124,9 +124,9 @@ def _ring(row: CellRow, data: Job) -> str:
     of_link = row.text("ring_source") == "specification"
     source = "the link's" if of_link else "calibrated"
     result = f"ring formula = {scale.time(ring_us)} at {source} {rates} GB/s"
-    if transfer_us is None:
+    if transfer_us is None or row.ring_error_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
-        return f"{result}: the transfer time is unknown ({missing})"
+        return f"{result}; it cannot be compared: {missing}"
     measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
     judged = _judged(ring_us, transfer_us, _noise_around(ring_us, data))
     if judged == "agrees":

@@ -112,6 +112,15 @@ def test_a_formula_above_the_transfers_is_the_calibrations_error_or_the_links() 
     assert of_link.endswith("the link is faster than that")
 
 
+def test_transfers_of_other_collectives_are_not_compared_with_the_formula() -> None:
+    """The reason is the one that the report gives for the error."""
+    others = "the measured transfers include those of all_to_all"
+    found = lines(ring_error_us=None, reasons={"ring_error_us": others})[1]
+    assert found == (
+        f"ring formula = 41.5 ms at calibrated 1.08 GB/s; it cannot be compared: {others}"
+    )
+
+
 def test_an_error_that_the_estimates_interval_covers_gets_no_reason() -> None:
     found, _ = lines(
         same_local_batch_us=40e3, same_local_batch_low_us=30e3, same_local_batch_high_us=50e3
