@@ -16,9 +16,9 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.facts import Fact, Verdict
 from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
-from dpscope.analysis.output.analyze import load
+from dpscope.analysis.output.analyze import fact_grid, load
 from dpscope.analysis.output.step_changes import (
     GITHUB_ROWS,
     MOST_ROWS,
@@ -61,7 +61,12 @@ from dpscope.analysis.training.seed_statistics import (
     training_setting_findings,
 )
 from dpscope.analysis.training.tables import difference_table
-from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
+from dpscope.profiling.machine.conditions import (
+    SETTINGS,
+    ConditionDifference,
+    difference_findings,
+    setting_differences,
+)
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -86,13 +91,15 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of two runs; `status` is the command's exit status, `answer` the first line.
+    """What was found of two runs; `status` is the command's exit status, `answer` the first line,
+    `notes` the findings that it does not state.
 
     `after` is the verdict on the later run by itself, `steps` why traced steps changed.
     """
 
     changes: Sequence[Change]
     findings: Sequence[Finding]
+    notes: Sequence[Finding]
     status: int
     answer: str
     after: Verdict | None = None
@@ -127,7 +134,7 @@ def _record(change: Change) -> dict[str, object]:
         "ratio_low": change.ratio.low,
         "ratio_high": change.ratio.high,
         "count": change.ratio.count,
-        "verdict": change.verdict,
+        "verdict": change.outcome,
         "chance_slower": change.chance_slower,
         "detectable": change.detectable,
         "not_judged": change.not_judged or None,
@@ -183,8 +190,8 @@ def print_comparison(
 
     0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3:
     that cannot be judged, as settings or machines differ, a step has no interval or hides such a
-    slowdown, or a cell is missing; the reason goes to standard error in every format. With `force`
-    settings and models may differ.
+    slowdown, or a cell is missing; a table begins with the reason, for other formats it goes to standard
+    error. With `force` settings and models may differ.
 
     Raises DpscopeError for other models, NotComparableError where nothing is common.
     """
@@ -201,10 +208,11 @@ def print_comparison(
             f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
-    if before.recorded is not None and after.recorded is not None:
-        _check_models(
-            earlier, later, before.recorded.config.workload, after.recorded.config.workload, force
-        )
+    if not force and before.recorded is not None and after.recorded is not None:
+        models = "; ".join(difference.change for difference in model_differences(before, after))
+        if models:
+            first, second = before.recorded.config.workload, after.recorded.config.workload
+            _check_models(earlier, later, first, second, f" ({models})")
     after, unlike = _as_one_cell(before, after)
     with progress(f"Comparing {before.path} with {after.path}"):
         found = _judge(before, after, share, force, unlike)
@@ -214,16 +222,25 @@ def print_comparison(
         write_out(for_programs(found) + "\n")
         return found.status
     if output_format == "table":
-        print_sentences(console, [found.answer, *map(sentence_of, _explained(found))])
+        console.print(fact_grid(_first_lines(found)))
+        print_sentences(console, map(sentence_of, _explained(found)))
+    else:
+        _complain(found.findings)
     if output_format == "csv":
         write_out(_csv(found))
-        _complain(found.findings)
         return found.status
     print_tables(_tables(found), output_format, console)
     if before.training and after.training:
         _print_learning_changes(before.training, after.training, output_format, console)
-    _complain(found.findings)
     return found.status
+
+
+def _first_lines(found: Judgement) -> Verdict:
+    """The answer, what it does not state, and what to do."""
+    notes = tuple(note.message for note in found.notes)
+    advice = tuple(dict.fromkeys(finding.next_step for finding in found.findings))
+    facts = (Fact("limits", "NOTE", notes), Fact("next", "NEXT", advice))
+    return Verdict(found.answer, facts=tuple(fact for fact in facts if fact.lines))
 
 
 def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, list[Finding]]:
@@ -253,18 +270,21 @@ def _judge(
     differ, lost = [*unlike, *setting_findings(before, after)], list(lost_findings(before, after))
     undecided = list(undecided_findings(changes))
     answer = headline(changes)
+    notes = [*differ, *lost, *undecided]
     if differ and not force:
         status = NOT_COMPARABLE
         answer = f"Not judged: {differ[0].message}. {answer}"
+        notes = [*lost, *undecided]
     elif any(change.is_regression for change in changes):
         status = REGRESSION
     else:
         status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
         answer = "".join(f"{reason.message}. " for reason in lost) + answer
-    findings = [*differ, *lost, *undecided]
+        notes = [*differ, *undecided]
     return Judgement(
         changes,
-        findings,
+        [*differ, *lost, *undecided],
+        notes,
         status,
         answer,
         steps=step_changes(before, after),
@@ -306,21 +326,40 @@ def verdict_of(run: RunData) -> Verdict:
     return run_verdict(run, compare(run))
 
 
-def _check_models(before: Path, after: Path, one: Workload, other: Workload, force: bool) -> None:
-    if one.model != other.model and not force:
+def _check_models(
+    before: Path, after: Path, one: Workload, other: Workload, computed: str = ""
+) -> None:
+    """Refuse models of two names; `computed` is what is known to differ between them."""
+    if one.model != other.model:
         raise DpscopeError(
-            f"{before} measured {one.model} and {after} {other.model}: different models do not compare; name runs of one model, "
-            "or add --force"
+            f"{before} measured {one.model} and {after} {other.model}{computed}: different models do not compare; name runs "
+            "of one model, or add --force"
         )
+
+
+def model_differences(before: RunData, after: RunData) -> list[ConditionDifference]:
+    """Differences in what the common cells trained: a model may have two import names, and a name
+    two models.
+    """
+    later = {data.name: data for data in after.measured}
+    pairs = [(data, later[data.name]) for data in before.measured if data.name in later]
+    differences = []
+    for earlier, changed in pairs:
+        (_, then), (_, now) = earlier.ranks[0], changed.ranks[0]
+        for what in ("parameter_count", "parameter_bytes", "gradient_bytes"):
+            sizes = getattr(then.model, what), getattr(now.model, what)
+            if sizes[0] != sizes[1]:
+                differences.append(ConditionDifference(what.replace("_", " "), *sizes))
+    return list(dict.fromkeys(differences))
 
 
 def _compare_learning(
     before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool
 ) -> int:
     first, second = load_training(before), load_training(after)
-    if first.manifest and second.manifest:
+    if first.manifest and second.manifest and not force:
         _check_models(
-            before, after, first.manifest.config.workload, second.manifest.config.workload, force
+            before, after, first.manifest.config.workload, second.manifest.config.workload
         )
     findings = _print_learning_changes(first, second, output_format, console)
     if findings is None:
@@ -346,7 +385,7 @@ def _print_learning_changes(
 
 
 def _complain(findings: Sequence[Finding]) -> None:
-    """On standard error, in every format, no wider than the terminal."""
+    """On standard error, no wider than the terminal."""
     print_sentences(
         Terminal(stderr=True),
         (f"dpscope: {finding.message}. {sentence(finding.next_step)}" for finding in findings),
@@ -442,13 +481,14 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     first, second = before.recorded, after.recorded
     if first is None or second is None:
         return []
-    return difference_findings(
-        first, second, setting_differences(first.config, second.config, SETTINGS)
-    )
+    models = model_differences(before, after)
+    names = [name for name in SETTINGS if models or name != "model"]
+    settings = setting_differences(first.config, second.config, names)
+    return difference_findings(first, second, [*models, *settings])
 
 
 _VALUES = (
-    Field("change", "outcome"),
+    Field("verdict", "outcome"),
     Field("before", "before_us", "time"),
     Field("after", "after_us", "time"),
     *estimate_fields("ratio", Unit("", 1.0, 3)),
@@ -468,6 +508,10 @@ _NOTES = (
     "ratio: after / before; low, high: its 95% interval, from the spread between repeats",
     "chance slower: the probability that it got slower at all; can detect: the smallest slowdown that "
     "these repeats detect in 4 of 5 cases",
+    "same: no slowdown of --fail-over; not judged: these repeats do not show whether there is one",
+)
+_PART_NOTES = (
+    "not significant: the interval of the ratio includes 1; no step is judged by its parts",
 )
 
 
@@ -478,5 +522,5 @@ def change_tables(changes: Sequence[Change]) -> list[TextTable]:
     kind = "mean traced" if steps[0].quantity == TRACED_STEP else "median untraced"
     return [
         table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, _NOTES),
-        table_of("Parts of the traced step (means)", _PART_FIELDS, parts),
+        table_of("Parts of the traced step (means)", _PART_FIELDS, parts, _PART_NOTES),
     ]

@@ -177,7 +177,7 @@ def test_compare_finds_the_slower_device(ran: Ran) -> None:
     changes = {change["quantity"]: change for change in comparison["changes"]}
     mean = (1 + ran.planted.slowdown) / 2  # of the two devices
     assert changes["compute"]["ratio"] == pytest.approx(mean, rel=0.01)
-    assert changes["step"]["verdict"] == "above"
+    assert changes["step"]["verdict"] == "slower"
     assert changes["step"]["ratio"] == pytest.approx(ran.planted.slowdown, rel=0.05)
 
 

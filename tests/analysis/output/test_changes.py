@@ -1,5 +1,5 @@
-"""`dpscope compare` as a gate: what it cannot judge does not pass, and is reported on standard
-error in every format.
+"""`dpscope compare` as a gate: what it cannot judge does not pass, and is reported in every
+format.
 """
 
 import io
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dpscope.analysis.output.changes import print_comparison, verdict_of
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -50,7 +51,7 @@ def unfolded(text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("output_format", ["table", "csv"])
+@pytest.mark.parametrize("output_format", ["latex", "csv"])
 def test_a_gate_that_cannot_judge_does_not_pass(
     tmp_path: Path, output_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,31 @@ def test_a_gate_that_cannot_judge_does_not_pass(
         ),
     )
     assert status(lost, before) == (0, ""), "a cell that is new was not slower before"
+
+
+def test_a_table_begins_with_the_answer_its_reason_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(before: Path, after: Path, fail_over: float = VISIBLE, force: bool = False) -> str:
+        console = Console(file=io.StringIO(), width=500)
+        print_comparison(before, after, fail_over, "table", console, force)
+        assert capsys.readouterr().err == ""
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    before = run_of(tmp_path / "before", SINGLE, DDP)
+    answer, note, advice, *_ = shown(before, before, fail_over=0.01).splitlines()
+    assert answer.startswith("Not judged: ")
+    assert note.startswith(f"NOTE {SINGLE}, {DDP} not judged: these repeats can detect ")
+    assert advice.startswith("NEXT ")
+    assert advice.endswith("raise --fail-over, or make the machine quieter")
+    other = tmp_path / "other"
+    run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
+    answer, advice, *_ = shown(before, other).splitlines()
+    assert answer.startswith("Not judged: the runs differ in amp off -> bf16. Same: ")
+    assert advice.startswith("NEXT a change may come from that")
+    answer, note, advice, *_ = shown(before, other, force=True).splitlines()
+    assert answer.startswith("Same: ")
+    assert note == "NOTE the runs differ in amp off -> bf16"
 
 
 def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +143,10 @@ def test_csv_is_one_table_of_every_quantity(
     parts = table[table["cell"] == DDP].set_index("quantity")
     assert "step" in parts.index
     assert parts.index.is_unique
+    assert list(steps["verdict"]) == ["slower", "slower"]
+    print_comparison(before, before, 0.01, "csv", QUIET)
+    table = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert set(table[table["quantity"] == "step"]["verdict"]) == {"not judged"}
 
 
 @pytest.mark.long
@@ -154,14 +184,45 @@ def test_json_and_github_say_what_the_exit_status_does(
     assert json.loads(said(before, "json", 0))["verdict"] == "no regression"
 
 
+def with_parameters(run: Path, count: int) -> Path:
+    """The run with another number of parameters in every result."""
+    for path in run.rglob("rank_*.json"):
+        result = json.loads(path.read_text())
+        result["model"]["parameter_count"] = count
+        path.write_text(json.dumps(result))
+    return run
+
+
+def test_models_are_compared_by_what_was_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two import names of one model compare; other sizes under one name are named."""
+    before = run_of(tmp_path / "before", SINGLE)
+    renamed = run_of(tmp_path / "named", SINGLE, change=lambda config: config.update(model="a:b"))
+    assert print_comparison(before, renamed, VISIBLE, "csv", QUIET) == 0
+    assert capsys.readouterr().err == ""
+    larger = with_parameters(run_of(tmp_path / "larger", SINGLE), 7)
+    assert print_comparison(before, larger, VISIBLE, "csv", QUIET) == 3
+    was = model_of(before).parameter_count
+    assert f"the runs differ in parameter count {was} -> 7. A change" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def model_of(run: Path) -> ParameterSizes:
+    (_, result) = load_run(run).cells[SINGLE].ranks[0]
+    return result.model
+
+
 def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> None:
     before = run_of(tmp_path / "before", SINGLE)
     after = run_of(
         tmp_path / "after", SINGLE, change=lambda config: config.update(model="resnet8_cifar")
     )
+    with_parameters(after, 7)
     with pytest.raises(
         DpscopeError,
-        match=r"different models do not compare; name runs of one model, or add --force$",
+        match=r" 7\): different models do not compare; name runs of one model, or add --force$",
     ) as raised:
         print_comparison(before, after, None, "table", QUIET)
     assert (raised.value.exit_status, "\n" in str(raised.value)) == (2, False)
