@@ -18,7 +18,7 @@ from dpscope.launch.commands.command import (
     option,
 )
 from dpscope.launch.commands.help_text import READING
-from dpscope.profiling.records.typed_text import choose_from
+from dpscope.profiling.records.typed_text import choose_from, parse_part
 from dpscope.profiling.store.errors import DpscopeError
 
 HELP = Help(
@@ -200,14 +200,13 @@ def analyze(request: AnalyzeRequest) -> None:
         options.read_link(request.link),
         options.read("--flops", request.flops, parse_flops),
     )
-    options.check_targets(request.target_efficiency, request.target_accuracy)
     limits = options.read_limits(request.max_bytes, request.max_events, request.steps_by)
     targets = Targets(
         link=link,
         calibration=request.calibration,
         report=request.report,
-        efficiency=request.target_efficiency,
-        accuracy=request.target_accuracy,
+        efficiency=options.read("--target-efficiency", request.target_efficiency, parse_part),
+        accuracy=options.read_accuracy(request.target_accuracy),
         nccl_logs=tuple(request.nccl_log or ()),
         flops=flops,
         figure_formats=_figure_formats(request.figures),

@@ -5,7 +5,9 @@ from typing import Literal
 
 import typer
 
+from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Help, argument, open_console, option
+from dpscope.profiling.records.typed_text import parse_share
 from dpscope.profiling.store.errors import DpscopeError
 
 HELP = Help(
@@ -27,7 +29,8 @@ def compare(
     before: Path = argument("a run folder, or the traces of a job"),
     after: Path = argument("a later run of the same cells, or the traces of a later job"),
     fail_over: str | None = option(
-        "exit with 1 if a step got slower beyond noise by more than this", metavar="PERCENT"
+        "exit with 1 if a step got slower beyond noise by more than this, such as 10% or 0.1",
+        metavar="SHARE",
     ),
     output_format: Literal["table", "json", "csv", "markdown", "latex", "github"] = option(
         "what to print; github: for a job's summary page", "--format", default="table"
@@ -44,26 +47,8 @@ def compare(
         raise DpscopeError(
             f"{after} is named twice: a run does not differ from itself; name two runs"
         )
-    share = None if fail_over is None else parse_share(fail_over)
+    share = options.read("--fail-over", fail_over, parse_share)
     raise typer.Exit(print_comparison(before, after, share, output_format, open_console(), force))
-
-
-def parse_share(text: str) -> float:
-    """``5%`` or ``0.05`` as 0.05; more than 100% takes the sign, since ``5`` is meant as 5%; raises
-    DpscopeError.
-    """
-    percent = text.endswith("%")
-    try:
-        value = float(text.removesuffix("%")) / (100 if percent else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise DpscopeError(f"--fail-over {text}: not a share; write it as 5% or 0.05")
-    if value > 1 and not percent:
-        raise DpscopeError(
-            f"--fail-over {text}: without a unit that is 100% or more; write {text}%, or {value:.0%}"
-        )
-    return value
 
 
 def defaults() -> dict[str, str]:

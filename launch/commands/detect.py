@@ -25,19 +25,6 @@ FIRST_REPEATS = 3  # the fewest that show the noise
 MOST_ROUNDS = 4  # of choosing again from what has been measured since
 
 
-def parse_change(text: str) -> float:
-    """``5%`` or ``0.05`` as 0.05; raises DpscopeError."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise DpscopeError(
-            f"--detect {text}: not a change between 0 and 100%; write it as 5% or 0.05"
-        )
-    return value
-
-
 def check_limit(limit_s: float | None) -> None:
     """Raise DpscopeError for a --detect-limit that is no time."""
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):

@@ -13,7 +13,7 @@ from dpscope.launch.commands.command import Idle, Request, option, setting_optio
 from dpscope.launch.commands.help_text import READING
 from dpscope.profiling.records.config import Reporting
 from dpscope.profiling.records.settings import declarations
-from dpscope.profiling.records.typed_text import parse_size
+from dpscope.profiling.records.typed_text import parse_part, parse_size
 from dpscope.profiling.store.errors import DpscopeError, read_option
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ NcclLogs = Annotated[
     ),
 ]
 TargetAccuracy = Annotated[
-    float | None,
-    typer.Option(help="an accuracy in percent: the report shows when trainings reached it"),
+    str | None,
+    typer.Option(
+        help="an accuracy, such as 95% or 0.95: the report shows when trainings reached it"
+    ),
 ]
 MaxBytes = Annotated[
     str | None,
@@ -72,7 +74,7 @@ StepsBy = Annotated[
 ]
 Link = Annotated[str | None, setting_option(declarations(Reporting)["link"])]
 TargetEfficiency = Annotated[
-    float | None, setting_option(declarations(Reporting)["target_efficiency"])
+    str | None, setting_option(declarations(Reporting)["target_efficiency"])
 ]
 
 
@@ -171,18 +173,12 @@ def read(option: str, text: str | None, parse: Callable[[str], _Stated]) -> _Sta
     return None if text is None else read_option(option, text, parse)
 
 
-def check_targets(
-    target_efficiency: float | None = None, target_accuracy: float | None = None
-) -> None:
-    """Raises DpscopeError for a target that is no such number."""
-    if target_accuracy is not None and not 0 < target_accuracy <= 100:
-        raise DpscopeError(
-            f"--target-accuracy {target_accuracy:g}: must be above 0 and at most 100; 95 is 95%"
-        )
-    if target_efficiency is not None and not 0 < target_efficiency <= 1:
-        raise DpscopeError(
-            f"--target-efficiency {target_efficiency:g}: must be above 0 and at most 1; 0.8 is 80%"
-        )
+def read_accuracy(text: str | None) -> float | None:
+    """The percentage that --target-accuracy states; raises DpscopeError for a text that states
+    none.
+    """
+    part = read("--target-accuracy", text, parse_part)
+    return None if part is None else 100 * part
 
 
 def read_size(option: str, text: str | None, unit_bytes: int = 1) -> float | None:

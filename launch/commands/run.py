@@ -9,7 +9,8 @@ from dpscope.launch.commands.help_text import by_device, config_defaults
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.settings import declarations
-from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.records.typed_text import parse_part
+from dpscope.profiling.store.errors import DpscopeError, read_option
 from dpscope.profiling.store.folders import is_run_folder
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class RunRequest(options.NodeOptions, options.MirrorOptions):
     settings = declarations(RunConfig)
 
     detect: str | None = option(
-        "instead of --repeats: as many as are needed to show a change of this size, such as 5%",
-        metavar="CHANGE",
+        "instead of --repeats: as many as are needed to show a change of this size, such as 5% or 0.05",
+        metavar="SHARE",
     )
     detect_limit: float | None = option(
         "seconds after which no repeat beyond the first three begins; default: 1800"
@@ -81,12 +82,12 @@ def run(request: RunRequest) -> None:
         from dpscope.launch.commands.detect import (
             check_limit,
             first_round,
-            parse_change,
             run_until_detected,
         )
 
         check_limit(request.detect_limit)
-        change, settings = parse_change(request.detect), first_round(settings)
+        change = read_option("--detect", request.detect, parse_part)
+        settings = first_round(settings)
     if request.dry_run:
         describe_plan(settings, out, console, request.fresh, nodes, request.flags, request.config)
         return

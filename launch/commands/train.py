@@ -15,7 +15,7 @@ HELP = Help(
     examples=(
         "--devices 2 --seeds 0,1,2  # real digits, every strategy on the same batches",
         "--data cifar10 --download --epochs 30 --out runs/cifar",
-        "--strategy single,ddp --target-accuracy 90 --dry-run",
+        "--strategy single,ddp --target-accuracy 90% --dry-run",
     ),
     usual="strategy devices seeds epochs model data batch_size out dry_run",
 )
@@ -46,7 +46,7 @@ def train(request: TrainRequest) -> None:
     from dpscope.launch.learning.train_plan import describe_trainings, load_train_config
     from dpscope.launch.learning.train_run import run_trainings
 
-    options.check_targets(target_accuracy=request.target_accuracy)
+    target_accuracy = options.read_accuracy(request.target_accuracy)
     settings = load_train_config(request.config, request.flags)
     console, out = open_console(), request.out
     place = this_node(request, request.dry_run)
@@ -68,7 +68,7 @@ def train(request: TrainRequest) -> None:
         raise typer.Exit(outcome.exit_status)
     from dpscope.analysis.report.training_report import show_training
 
-    exit_after(outcome, lambda: show_training(out, request.target_accuracy, console), console)
+    exit_after(outcome, lambda: show_training(out, target_accuracy, console), console)
 
 
 def defaults() -> dict[str, str]:

@@ -271,7 +271,8 @@ def read_text(text: str, parse: Callable[[str], Any], origin: str, example: str)
     try:
         return parse(text)
     except ValueError as error:
-        raise DpscopeError(f"{origin} {text}: {error}; write it as {example}") from error
+        form = f"; write it as {example}" if example else ""
+        raise DpscopeError(f"{origin} {text}: {error}{form}") from error
 
 
 def _conversion_message(

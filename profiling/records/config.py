@@ -29,7 +29,7 @@ from dpscope.profiling.records.settings import (
     setting,
 )
 from dpscope.profiling.records.stored import Stored
-from dpscope.profiling.records.typed_text import words
+from dpscope.profiling.records.typed_text import parse_part, words
 
 MINIMUM_WARMUP_STEPS = 5  # DDP rebuilds its buckets in the first iterations
 _LONGEST_TIMEOUT_S = 1e7  # 115 days; what waits for it counts in nanoseconds
@@ -212,8 +212,8 @@ class Reporting(ConfigPart, frozen=True):
     )
     target_efficiency: float | None = setting(
         None,
-        "judged in the findings: 0.8 is 80%",
-        check=holds(lambda share: 0 < share <= 1, "must be above 0 and at most 1; 0.8 is 80%"),
+        "judged in the findings, such as 80% or 0.8",
+        text=parse_part,
         idle=several_devices_idle,
     )
     published: str | None = setting(

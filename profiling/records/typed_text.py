@@ -36,6 +36,30 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
     return size
 
 
+def parse_share(text: str) -> float:
+    """``80%`` or ``0.8`` as 0.8; raises ValueError with the valid forms. A number above 1 needs the
+    sign: 5 may be 5% or 500%.
+    """
+    number = text.removesuffix("%")
+    try:
+        value = float(number) / (1 if number == text else 100)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{text} is not a share: write it as 80% or 0.8")
+    if value > 1 and number == text:
+        raise ValueError(f"{text} is not a share: write it as {text}%")
+    return value
+
+
+def parse_part(text: str) -> float:
+    """A share above 0 and at most 100%; raises ValueError."""
+    value = parse_share(text)
+    if not 0 < value <= 1:
+        raise ValueError(f"{text} is not a part: it must be above 0% and at most 100%")
+    return value
+
+
 def nearest(word: str, candidates: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known words that a mistyped word resembles most, regardless of case."""
     by_lower = {name.lower(): name for name in candidates}

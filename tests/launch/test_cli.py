@@ -152,8 +152,8 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
         ("analyze RUN --format xml", "--format xml: choose from table, json"),
         ("analyze RUN --format=xlm", "--format xlm: choose from table, json"),
         (
-            "analyze RUN --target-efficiency 80%",
-            "--target-efficiency 80%: give a number, such as 0.8",
+            "analyze RUN --target-efficiency 80",
+            "--target-efficiency 80 is not a share: write it as 80%",
         ),
         ("whatif RUN --base-devices 0", "--base-devices 0: give a whole number of 1 or more"),
         ("run extra", "extra: dpscope run takes no such argument; see dpscope run -h"),

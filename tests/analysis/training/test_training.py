@@ -252,7 +252,7 @@ def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
     two_strategies(tmp_path)
-    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90")
+    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90%")
     assert ended.returncode == 0, ended.stderr
     assert "Training time to 90% test accuracy" in ended.stdout
     assert f"Report: {tmp_path}/report/report.html" in ended.stdout

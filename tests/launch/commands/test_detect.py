@@ -2,16 +2,9 @@
 
 import pytest
 
-from dpscope.launch.commands.detect import check_limit, first_round, parse_change
+from dpscope.launch.commands.detect import check_limit, first_round
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
-
-
-def test_a_change_is_a_share_above_nothing() -> None:
-    assert parse_change("5%") == parse_change("0.05") == 0.05
-    for text in ("0", "100%", "much", "-5%", "nan"):
-        with pytest.raises(DpscopeError, match=f"--detect {text}: not a change"):
-            parse_change(text)
 
 
 def test_a_limit_is_a_time() -> None:

@@ -39,19 +39,19 @@ MEETING = "--node-rank 1 --rendezvous host0:29500 --wait-for-nodes 60"
 # A command line, in which TRACE, RUN, TRAINED, EARLIER, PARTIAL and RECORD are paths, and options that do
 # nothing with it.
 SITUATIONS = {
-    "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90 --tables --quiet --figures svg --open "
+    "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90% --tables --quiet --figures svg --open "
     "--hosts hosts.txt",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
     "--topology topology.conf --hide-hosts",
-    "analyze RUN": f"{LIMITS} --steps-by step --target-accuracy 90 --topology topology.conf --hide-hosts",
+    "analyze RUN": f"{LIMITS} --steps-by step --target-accuracy 90% --topology topology.conf --hide-hosts",
     "analyze RUN --format csv": "--nccl-log nccl.log --target-efficiency 0.8",
     "analyze RUN --format json": f"--report x --tables {DETAIL}",
     "analyze RUN --tables": f"--nccl-log nccl.log --flops 1T --report x --target-efficiency 0.8 {DETAIL}",
     "analyze RUN --quiet": "--verbose",
     "analyze TRAINED": f"--link 10GB/s --target-efficiency 0.8 {LIMITS} --calibration calibration.json --nccl-log nccl.log "
     "--flops 1T --report x",
-    "analyze TRAINED --format csv": "--target-accuracy 90",
-    "analyze TRAINED --tables": "--target-accuracy 90",
+    "analyze TRAINED --format csv": "--target-accuracy 90%",
+    "analyze TRAINED --tables": "--target-accuracy 90%",
     "analyze PARTIAL": LIMITS,
     "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T --topology topology.conf "
     "--max-events 1000000",
@@ -82,7 +82,7 @@ SITUATIONS = {
     "run --detect 5%": "--repeats 4",
     "run --detect 5% --dry-run": "--detect-limit 60",
     "train": MEETING,
-    "train --dry-run": "--target-accuracy 90 --wandb --wandb-online",
+    "train --dry-run": "--target-accuracy 90% --wandb --wandb-online",
     "train --devices 1": "--scaling weak",
     "train --device cpu --workers-total 2": "--workers 1 --pin-memory",
     "train --data fake": "--augment --data-dir x --transforms per-image",

@@ -11,7 +11,14 @@ from dpscope.launch.commands.options import read_limits
 from dpscope.launch.contents import app
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.typed_text import MIB, choose_from, nearest, parse_size
+from dpscope.profiling.records.typed_text import (
+    MIB,
+    choose_from,
+    nearest,
+    parse_part,
+    parse_share,
+    parse_size,
+)
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -36,6 +43,35 @@ def test_a_size_has_the_unit_that_it_names_and_a_bare_number_that_of_its_option(
 def test_other_text_than_a_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give a size above 0, such as 4096, 4MB"):
         parse_size(text)
+
+
+def test_a_share_is_a_percentage_or_a_number_up_to_one() -> None:
+    shares = {"5%": 0.05, "0.05": 0.05, "0": 0.0, "1": 1.0, "0.5%": 0.005, "700%": 7.0}
+    assert {text: parse_share(text) for text in shares} == pytest.approx(shares)
+    for text in ("much", "-5%", "nan", "inf", "%", ""):
+        with pytest.raises(ValueError, match=r"is not a share: write it as 80% or 0\.8"):
+            parse_share(text)
+    with pytest.raises(ValueError, match="90 is not a share: write it as 90%"):
+        parse_share("90")
+    assert parse_part("100%") == 1.0
+    for text in ("0", "0%", "101%"):
+        with pytest.raises(ValueError, match="above 0% and at most 100%"):
+            parse_part(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare tests examples --fail-over 90",
+        "analyze RUN --target-efficiency 90",
+        "train --target-accuracy 90",
+        "run --detect 90",
+        "run --target-efficiency 90",
+    ],
+)
+def test_every_option_reads_a_share_alike(command: str) -> None:
+    refused = CliRunner().invoke(app, command.replace("RUN", str(EXAMPLE_RUN)).split())
+    assert "90 is not a share: write it as 90%" in str(refused.exception)
 
 
 def test_plurals_agree_with_numbers() -> None:
