@@ -82,7 +82,8 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
             alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
             rows += [row for row in alone if traits_of(row.strategy).baseline]
         for devices, nodes in placed:
-            found.append(_predicted(table, rows[0]._replace(devices=devices, nodes=nodes), rows))
+            target = rows[0]._replace(devices=devices, nodes=nodes)
+            found.append(_predicted(table, target, rows))
     return found
 
 
@@ -120,8 +121,11 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
     own = _measured_seconds(target, rows)
     scale = 1e3 if table.of_steps else 1.0
     if own is not None:
-        reason = "measured by the table, so without a band"
-        return without._replace(value=_rounded(own * scale), law=MEASURED, reason=reason)
+        return without._replace(
+            value=_rounded(own * scale),
+            law=MEASURED,
+            reason="measured by the table, so without a band",
+        )
     if reason := _not_comparable(target, rows):
         return without._replace(reason=reason)
     best = _best(target, rows)
@@ -204,43 +208,84 @@ def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
 def prediction_tables(predicted: Sequence[Predicted]) -> list[TextTable]:
     """A table of predictions for each study and run, with the reason for each missing number."""
     places = grouped((place(row.study, row.run), row) for row in predicted)
-    unit = predicted[0].unit if predicted else "s"
-    return [
-        table_of(f"{where}: predicted times", _fields(unit), rows, _reasons(rows))
-        for where, rows in places.items()
-    ]
+    tables = []
+    for where, rows in places.items():
+        title = f"{where}: predicted times"
+        fields = _fields(rows[0].unit)
+        tables.append(table_of(title, fields, rows, _reasons(rows)))
+    return tables
 
 
 def headline(predicted: Sequence[Predicted]) -> str:
     """How many of the times have a prediction."""
     if not predicted:
         return "No prediction: the table has no time of several devices."
-    count = sum(row.value is not None and row.law != MEASURED for row in predicted)
+    known = sum(row.value is not None for row in predicted)
     measured = sum(row.law == MEASURED for row in predicted)
-    answer = f"{count} of {counted(len(predicted), 'time')} predicted"
-    return f"{answer}, {measured} measured." if measured else f"{answer}."
+    answer = f"{known - measured} of {counted(len(predicted), 'time')} predicted"
+    if measured:
+        answer += f", {measured} measured"
+    return f"{answer}."
 
 
 def _fields(unit: str) -> list[Field]:
     return [
-        Field("strategy", "strategy"),
-        Field("batch", "batch_size"),
-        Field("N", lambda row: layout(row.devices, row.nodes)),
-        Field(f"time [{unit}]", lambda row: significant(row.value)),
-        Field(f"low [{unit}]", lambda row: significant(row.low)),
-        Field(f"high [{unit}]", lambda row: significant(row.high)),
-        Field("law", "law"),
-        Field("error", "error_left_out", "share"),
-        Field("from N", lambda row: f"{min(row.measured)} to {max(row.measured)}"),
+        Field(
+            "strategy",
+            "strategy",
+        ),
+        Field(
+            "batch",
+            "batch_size",
+            meaning="as in the table's batch_size",
+        ),
+        Field(
+            "N",
+            lambda row: layout(row.devices, row.nodes),
+            meaning="devices, 4x2 for four nodes with two each",
+        ),
+        Field(
+            f"time [{unit}]",
+            lambda row: significant(row.value),
+            meaning="of an epoch, or of a step in a table of steps",
+        ),
+        Field(
+            f"low [{unit}]",
+            lambda row: significant(row.low),
+            meaning="lower end of a 90% band",
+        ),
+        Field(
+            f"high [{unit}]",
+            lambda row: significant(row.high),
+            meaning="its upper end",
+        ),
+        Field(
+            "law",
+            "law",
+            meaning="a constant step, a + b/n for n = N, or a ring (compute, then a ring all-reduce), whichever errs least on "
+            "rows that were left out of its fit",
+        ),
+        Field(
+            "error",
+            "error_left_out",
+            "share",
+            meaning="the law's on those rows",
+        ),
+        Field(
+            "from N",
+            lambda row: f"{min(row.measured)} to {max(row.measured)}",
+            meaning="the measured counts",
+        ),
     ]
 
 
-PREDICTION_LEGEND = (
-    "batch: as in the table's batch_size. N: devices, 4x2 for four nodes with two each. time: of an epoch, or of a step in a "
-    "table of steps. low, high: a 90% band. law: a constant step, a + b/n for n = N, or a ring (compute, then a ring "
-    "all-reduce), whichever errs least on rows that were left out of its fit; error: that error. from N: the measured counts. "
-    f"{NA}: unknown, for the reason below the table."
-)
+def legend() -> str:
+    """What the columns of predictions hold."""
+    columns = []
+    for field in _fields(""):
+        if field.meaning:
+            columns.append(f"{field.heading.removesuffix(' []')}: {field.meaning}.")
+    return " ".join([*columns, f"{NA}: unknown, for the reason below the table."])
 
 
 def _reasons(predicted: Sequence[Predicted]) -> list[str]:
@@ -253,8 +298,11 @@ def _reasons(predicted: Sequence[Predicted]) -> list[str]:
         )
         settings = []
         for (strategy, batch_size), counts in series.items():
-            batch = "" if batch_size is None else f"batch {batch_size}, "
-            settings.append(f"{strategy}, {batch}N {' and '.join(counts)}")
+            setting = strategy
+            if batch_size is not None:
+                setting += f", batch {batch_size}"
+            setting += f", N {' and '.join(counts)}"
+            settings.append(setting)
         notes.append(f"{'; '.join(settings)}: {reason}.")
     return notes
 
@@ -305,7 +353,9 @@ def _laws(target: EpochTime, rows: Sequence[EpochTime]) -> list[Law]:
     def ring(row: EpochTime) -> list[float]:
         costs = [1 / row.devices if shared_batch else 1.0]
         for count in _place(row):
-            costs += [count - 1, bus_factor("all_reduce", count) or 0.0]
+            hops = count - 1
+            transfers = bus_factor("all_reduce", count) or 0.0
+            costs += [hops, transfers]
         return [steps(row) * cost for cost in costs]
 
     laws = {"constant step": constant, "a + b/n": line, "ring": ring}

@@ -78,7 +78,7 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> A
     if output_format == "json":
         return _json({"predictions": predicted})
     tables = predict.prediction_tables(predicted)
-    answer = Answer(predict.headline(predicted), tables, predict.PREDICTION_LEGEND)
+    answer = Answer(predict.headline(predicted), tables, predict.legend())
     return answer.markdown() if output_format == "markdown" else answer
 
 

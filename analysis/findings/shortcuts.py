@@ -116,7 +116,8 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
 
 
 def _ring(row: CellRow, data: Job) -> str:
-    ring_us, transfer_us = row.ring_us, row.transfer_us
+    ring_us = row.ring_us
+    transfer_us = row.transfer_us
     if ring_us is None:
         return f"ring formula gives no value: {row.reasons.get('ring_us', NA)}"
     scale = Scale([row.traced_step_us])

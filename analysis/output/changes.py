@@ -67,10 +67,11 @@ from dpscope.profiling.machine.conditions import (
     difference_findings,
     setting_differences,
 )
-from dpscope.profiling.records.config import Workload
+from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.shown_text import write_out
@@ -203,24 +204,23 @@ def print_comparison(
             raise DpscopeError(f"--format {output_format} shows {alone}")
         return _compare_learning(earlier, later, output_format, console, force)
     before, after = _load(earlier), _load(later)
-    if (before.recorded is None) != (after.recorded is None):
-        raise NotComparableError(
-            f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
-            "name two runs, or the traces of two jobs"
-        )
-    if not force and before.recorded is not None and after.recorded is not None:
-        models = "; ".join(difference.change for difference in model_differences(before, after))
-        if models:
-            first, second = before.recorded.config.workload, after.recorded.config.workload
-            _check_models(earlier, later, first, second, f" ({models})")
+    if not force:
+        _check_models(before, after)
     after, unlike = _as_one_cell(before, after)
     with progress(f"Comparing {before.path} with {after.path}"):
         found = _judge(before, after, share, force, unlike)
-    if (for_programs := _PRINTERS.get(output_format)) is not None:
+    if output_format in _PRINTERS:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
-        write_out(for_programs(found) + "\n")
-        return found.status
+        write_out(_PRINTERS[output_format](found) + "\n")
+    else:
+        _print(found, output_format, console)
+        if output_format != "csv" and before.training and after.training:
+            _print_learning_changes(before.training, after.training, output_format, console)
+    return found.status
+
+
+def _print(found: Judgement, output_format: ChangeFormat, console: Console) -> None:
     if output_format == "table":
         console.print(fact_grid(_first_lines(found)))
         print_sentences(console, map(sentence_of, _explained(found)))
@@ -228,11 +228,8 @@ def print_comparison(
         _complain(found.findings)
     if output_format == "csv":
         write_out(_csv(found))
-        return found.status
-    print_tables(_tables(found), output_format, console)
-    if before.training and after.training:
-        _print_learning_changes(before.training, after.training, output_format, console)
-    return found.status
+    else:
+        print_tables(_tables(found), output_format, console)
 
 
 def _first_lines(found: Judgement) -> Verdict:
@@ -245,9 +242,14 @@ def _first_lines(found: Judgement) -> Verdict:
 
 def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, list[Finding]]:
     """Traces of jobs of other sizes under one name, since their common ranks compare; and that they
-    differ.
+    differ. Raises NotComparableError for a run and traces.
     """
-    if before.recorded is not None or after.recorded is not None:
+    if (before.recorded is None) != (after.recorded is None):
+        raise NotComparableError(
+            f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
+            "name two runs, or the traces of two jobs"
+        )
+    if before.recorded is not None:
         return after, []
     (earlier,) = before.cells.values()
     (later,) = after.cells.values()
@@ -326,14 +328,29 @@ def verdict_of(run: RunData) -> Verdict:
     return run_verdict(run, compare(run))
 
 
-def _check_models(
-    before: Path, after: Path, one: Workload, other: Workload, computed: str = ""
+def _check_models(before: RunData, after: RunData) -> None:
+    """Refuse runs of two models."""
+    first, second = before.recorded, after.recorded
+    if first is None or second is None:
+        return
+    models = "; ".join(difference.change for difference in model_differences(before, after))
+    if models:
+        _check_names(before.path, after.path, first.config, second.config, f" ({models})")
+
+
+def _check_names(
+    before: Path,
+    after: Path,
+    one: RunConfig | TrainConfig,
+    other: RunConfig | TrainConfig,
+    computed: str = "",
 ) -> None:
     """Refuse models of two names; `computed` is what is known to differ between them."""
-    if one.model != other.model:
+    then, now = one.workload.model, other.workload.model
+    if then != now:
         raise DpscopeError(
-            f"{before} measured {one.model} and {after} {other.model}{computed}: different models do not compare; name runs "
-            "of one model, or add --force"
+            f"{before} measured {then} and {after} {now}{computed}: different models do not compare; name runs of one model, "
+            "or add --force"
         )
 
 
@@ -358,9 +375,7 @@ def _compare_learning(
 ) -> int:
     first, second = load_training(before), load_training(after)
     if first.manifest and second.manifest and not force:
-        _check_models(
-            before, after, first.manifest.config.workload, second.manifest.config.workload
-        )
+        _check_names(before, after, first.manifest.config, second.manifest.config)
     findings = _print_learning_changes(first, second, output_format, console)
     if findings is None:
         raise NotComparableError(

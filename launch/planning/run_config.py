@@ -271,8 +271,10 @@ def read_text(text: str, parse: Callable[[str], Any], origin: str, example: str)
     try:
         return parse(text)
     except ValueError as error:
-        form = f"; write it as {example}" if example else ""
-        raise DpscopeError(f"{origin} {text}: {error}{form}") from error
+        mistake = f"{origin} {text}: {error}"
+        if example:
+            mistake += f"; write it as {example}"
+        raise DpscopeError(mistake) from error
 
 
 def _conversion_message(

@@ -79,12 +79,17 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
         read = self.text
         if read is None and get_origin(plain) is tuple:
             read = whole_numbers if get_args(plain)[0] is int else switches if is_switch else words
-        lists = "on or off, or on,off to compare them" if is_switch else "1,2,4"
-        example = self.example or (lists if get_origin(plain) is tuple else "")
+        example = self.example
+        if not example and get_origin(plain) is tuple:
+            example = "on or off, or on,off to compare them" if is_switch else "1,2,4"
         usual: str = getattr(kind, "heading", "")
         heading = self.heading or usual
         return msgspec.structs.replace(
-            named, text=read, example=example, heading=heading, moved=heading != usual
+            named,
+            text=read,
+            example=example,
+            heading=heading,
+            moved=heading != usual,
         )
 
 

@@ -87,5 +87,5 @@ def test_the_first_line_is_the_answer_and_reasons_name_their_series(tmp_path: Pa
 def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
     text = cast(str, run_prediction(TIMES, "8,16", "markdown"))
     assert text.startswith("19 of 34 times predicted, 2 measured.\n")
-    assert text.count("low, high: a 90% band") == 1
+    assert text.count("low: lower end of a 90% band") == 1
     assert "coursework_ddp: predicted times" in text
