@@ -170,11 +170,18 @@ _OF_DOCUMENTS = {
 
 def glossary_page() -> str:
     words = {**GLOSSARY, **_OF_DOCUMENTS}
-    entries = [
-        fill(f"- **{word}**: {words[word]}", 150, subsequent_indent="  ", break_on_hyphens=False)
-        for word in sorted(words, key=str.casefold)
-    ]
-    return _GLOSSARY + "\n" + "\n".join(entries) + "\n"
+    entries = [f"- **{word}**: {words[word]}" for word in sorted(words, key=str.casefold)]
+    return f"{_GLOSSARY}\n{_wrapped(entries)}\n"
+
+
+def _wrapped(lines: Iterable[str]) -> str:
+    """The lines, entries of a list cut at 150 characters."""
+    return "\n".join(
+        fill(line, 150, subsequent_indent="  ", break_on_hyphens=False)
+        if line.startswith("- ")
+        else line
+        for line in lines
+    )
 
 
 _CALIBRATION = Path("docs/calibration.md")
@@ -185,7 +192,8 @@ def calibration_page() -> str:
     """The page as it is, with its last part, the tables of links, made again."""
     written = _CALIBRATION.read_text(encoding="utf-8").partition(_MADE)[0]
     rates = markdown_table(("link", "rates of one direction [GB/s]", "source"), list(_rates()))
-    return written + _MADE + "\n\n" + render(_gpus(), "markdown") + "\n" + "\n".join(rates) + "\n"
+    gpus = _wrapped(render(_gpus(), "markdown").split("\n"))
+    return written + _MADE + "\n\n" + gpus + "\n" + "\n".join(rates) + "\n"
 
 
 def _gpus() -> TextTable:
