@@ -174,8 +174,10 @@ def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]
 
 def _rows_of(lengths: IntColumn, ranks: IntColumn) -> IntColumn:
     """The rows of these ranks, one after the other, in tables with so many rows of each."""
-    starts, taken = np.cumsum(lengths) - lengths, lengths[ranks]
-    shift = np.repeat(starts[ranks] - (np.cumsum(taken) - taken), taken)
+    starts = np.cumsum(lengths) - lengths
+    taken = lengths[ranks]
+    taken_starts = np.cumsum(taken) - taken
+    shift = np.repeat(starts[ranks] - taken_starts, taken)
     return shift + np.arange(taken.sum())
 
 
@@ -184,12 +186,15 @@ _NO_ROWS = {name: Table.of(**dict.fromkeys(columns, ())) for name, columns in CO
 
 def of_rank(record: RankRecord, **tables: Table) -> RankTables:
     """One rank and its tables; what a format does not know is left out, table or column."""
+    # a misspelt name would lose its table in silence
+    assert tables.keys() <= COLUMNS.keys()
     whole: dict[str, Table] = {}
     lengths: dict[str, IntColumn] = {}
     for name, no_rows in _NO_ROWS.items():
-        known = tables.get(name, Table({}))
-        whole[name] = joined([no_rows, known])
-        lengths[name] = np.array([len(known)])
+        given = tables.get(name, no_rows)
+        missing = [column for column in COLUMNS[name] if column not in given]
+        whole[name] = given.assign(**dict.fromkeys(missing))
+        lengths[name] = np.array([len(given)])
     return RankTables(
         ranks=[record],
         tables=whole,
