@@ -99,8 +99,8 @@ def may_communicate(name: str) -> bool:
 
 
 class Kind(IntEnum):
-    """DESIGN's split of a timeline: K is COMPUTE, C is COLLECTIVE and PEER_COPY, H is HOST_COPY, D
-    is DEVICE_COPY.
+    """The split of a timeline (docs/measures.md): K is COMPUTE, C is COMMUNICATION_KINDS, on a CPU
+    COLLECTIVE and HOST_RANGE, H is HOST_COPY, D is DEVICE_COPY.
     """
 
     OTHER = 0
@@ -112,7 +112,7 @@ class Kind(IntEnum):
     # a further copy of a collective that copy engines carry out; its first is the COLLECTIVE
     COLLECTIVE_PART = 6
     DEVICE_COPY = 7  # within one device, and memsets
-    COMMUNICATION_CALL = 7  # on a CPU timeline: a thread starts a collective or waits for one
+    COMMUNICATION_CALL = 8  # on a CPU timeline: a thread starts a collective or waits for one
 
 
 COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.COLLECTIVE_PART, Kind.PEER_COPY)
