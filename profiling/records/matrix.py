@@ -176,8 +176,8 @@ class Variants(ConfigPart, frozen=True):
     `comm_hook` FSDP too. Values are kept without repetition, in the order of the documentation,
     numbers ascending.
 
-    To add an option of DDP: a field here, one of `CellOptions` (run.py), which names the cell, and
-    its row in docs/variants.md. A switch of DDP's constructor states it as `argument`: wrapping,
+    To add an option of DDP: a field here, one of `CellOptions` (run.py) with its word in the cell's
+    name, and a row in docs/variants.md. A switch of DDP's constructor states it as `argument`: wrapping,
     what `attach` detects and refusals in `--ddp-args` follow. Others are used in
     launch/workload/strategies.py. One that changes what DDP moves, or how it cuts its buckets, needs
     its check in analysis/runs/traffic_check.py.

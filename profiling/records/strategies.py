@@ -1,5 +1,5 @@
 """The strategies of data-parallel training: one record per strategy for all other code; arguments
-of DDP. Imports no torch.
+of DDP. Imports no torch. A new one stands in `Strategy`, in `CellStrategy` and in STRATEGIES.
 
 All other code asks the record (`StrategyTraits`): which devices a strategy can use, what its traces
 must hold, which formula applies, how it is labelled. A strategy built on DDP is a `reducer` with

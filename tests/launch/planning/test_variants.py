@@ -2,7 +2,7 @@
 are cut.
 """
 
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -22,6 +22,20 @@ from dpscope.profiling.records.strategies import ddp_arguments, powersgd_element
 from tests.helpers.run_cells import traced_table
 
 HOST = Devices(kind="cpu", count=None)
+
+
+# of options that are no list of words
+ANOTHER_VALUE = {"bucket_mb": 5.0, "accumulate": 2, "amp": "bf16", "ddp_args": "a=1"}
+
+
+def test_every_option_stands_in_the_name_of_its_cell() -> None:
+    """Cells of one name would share a folder."""
+    names = {""}
+    for option, kind in get_type_hints(CellOptions).items():
+        default = getattr(CellOptions(), option)
+        others = [value for value in get_args(kind) if value != default]
+        names.add(CellOptions(**{option: ANOTHER_VALUE.get(option, others and others[0])}).name)
+    assert len(names) == 1 + len(CellOptions.__struct_fields__), "add it to CellOptions.name"
 
 
 def test_what_older_versions_stored_still_loads() -> None:
