@@ -37,7 +37,7 @@ GROUPS = {
         "equal": "Compare the tensors of every strategy, step by step.",
     },
 }
-"""The commands with their help, by what they are for."""
+"""The commands with their help, by what they are for; a command is added here."""
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 
 

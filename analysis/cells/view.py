@@ -14,6 +14,7 @@ are asked.
 function with `@once`. The mean of a measure of traces over a cell's steps is `mean(cell, name,
 reason)` (traced.py). A new group is a module and a name in GROUPS (columns.py); tables show a column
 by a `view_of` (report/comparison_tables.py). `python -m tests.analysis.goldens` adds its values.
+A measure of traces that is new begins in traces/steps/breakdown.py.
 """
 
 from collections.abc import Callable, Mapping

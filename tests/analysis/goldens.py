@@ -35,6 +35,7 @@ from tests.generated_traces.model import GeneratedTrace
 from tests.helpers.paths import DATA, ROOT
 
 FOLDER = DATA / "goldens"
+COMMAND = ".venv/bin/python -m tests.analysis.goldens"
 SENTENCE = "(text)"
 NO_VALUE = "(no value: a reason is given)"
 DIGITS = 9

@@ -5,6 +5,7 @@ of one is reported.
 import pytest
 
 from tests.analysis.goldens import (
+    COMMAND,
     NO_VALUE,
     SENTENCE,
     SOURCES,
@@ -23,7 +24,8 @@ LONG = {"run_cpu", "run_tiny", "attached_tiny", "v100x8"}
 )
 def test_values_are_those_stored(source: str) -> None:
     found = differences(source, stored(source), SOURCES[source]())
-    assert found == [], "\n".join([*found[:40], f"{len(found)} differences"])
+    advice = f"{len(found)} differences; if all are meant: {COMMAND} {source}, and say why"
+    assert found == [], "\n".join([*found[:40], advice])
 
 
 def test_a_difference_names_table_column_row_and_both_values() -> None:

@@ -184,14 +184,18 @@ def test_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_section_of_the_report_is_explained() -> None:
     explained = set(_HEADING.findall((ROOT / "docs/reading-the-report.md").read_text()))
-    assert {section.title for section in SECTIONS} <= explained
+    assert {section.title for section in SECTIONS} <= explained, (
+        "explain it under its title in docs/reading-the-report.md"
+    )
     assert len(SECTIONS) > 5
 
 
 def test_every_strategy_and_variant_is_explained() -> None:
     page = (ROOT / "docs/variants.md").read_text()
     options = {f"--{name.replace('_', '-')}" for name in VARIANTS}
-    assert {name for name in {*get_args(Strategy), *options} if f"`{name}`" not in page} == set()
+    assert {name for name in {*get_args(Strategy), *options} if f"`{name}`" not in page} == set(), (
+        "add a row to the table of docs/variants.md"
+    )
 
 
 def test_contributing_names_every_folder_and_files_that_exist() -> None:
@@ -201,7 +205,9 @@ def test_contributing_names_every_folder_and_files_that_exist() -> None:
     folders = {
         str(path.parent.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")
     }
-    assert sorted(named) == sorted(folders)
+    assert sorted(named) == sorted(folders), (
+        "a row for each folder, in the table of CONTRIBUTING.md"
+    )
     files = set(re.findall(r"`((?:profiling|launch|analysis|tests)/[a-z_/]+\.py)`", page))
     assert len(files) > 10
     assert [name for name in files if not (ROOT / name).exists()] == []

@@ -31,14 +31,16 @@ def raised(tree: ast.AST) -> Iterator[str]:
 def test_every_code_is_raised_somewhere() -> None:
     found = {name for path in SOURCES for name in raised(syntax_tree(path))}
     assert len(CODES) > 100
-    assert set(CODES) - found == set()
+    assert set(CODES) - found == set(), (
+        "make a finding of it with `.finding(...)`, or remove the code"
+    )
 
 
 def test_every_code_is_registered_once_and_described() -> None:
     of_dpscope = {
         codes for codes in FindingCode.__subclasses__() if codes.__module__.startswith("dpscope.")
     }
-    assert set(REGISTERED) == of_dpscope
+    assert set(REGISTERED) == of_dpscope, "list the enum in docs/_tools/pages.py"
     # An enum drops what equals an earlier member.
     assert all(len(codes.__members__) == len(codes) for codes in REGISTERED)
     assert len({code.code for code in CODES.values()}) == len(CODES)
@@ -61,7 +63,7 @@ def test_findings_are_made_by_their_codes_alone() -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id == "Finding"
     }
-    assert made == {"profiling/records/finding.py"}
+    assert made == {"profiling/records/finding.py"}, "declare a Code, and call its `.finding(...)`"
 
 
 def test_the_next_step_in_a_script_is_the_declared_one() -> None:

@@ -133,7 +133,7 @@ def test_every_folder_with_python_is_packaged() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     listed = {name.removeprefix("dpscope.").replace(".", "/") for name in tool["packages"]}
     assert {f"dpscope.{top}": top for top in TOPS} == tool["package-dir"]
-    assert listed == {folder_of(path) for path in SOURCES} | set(TOPS)
+    assert listed == {folder_of(path) for path in SOURCES} | set(TOPS), "list it in pyproject.toml"
 
 
 def test_no_file_or_folder_is_named_like_a_standard_module() -> None:
@@ -141,7 +141,7 @@ def test_no_file_or_folder_is_named_like_a_standard_module() -> None:
     names = {path.stem for path in SOURCES} | {
         path.parent.name for path in SOURCES if path.parent.parent != ROOT
     }
-    assert names & set(sys.stdlib_module_names) == set()
+    assert names & set(sys.stdlib_module_names) == set(), "choose another name"
 
 
 def test_folders_import_only_what_they_may_and_use_every_permission() -> None:
@@ -149,7 +149,9 @@ def test_folders_import_only_what_they_may_and_use_every_permission() -> None:
     for path in SOURCES:
         imported = {folder_of(file) for file in imported_files(path)} - {folder_of(path)}
         seen.setdefault(folder_of(path), set()).update(imported)
-    assert {folder for folder, others in seen.items() if others} <= set(MAY_IMPORT)
+    assert {folder for folder, others in seen.items() if others} <= set(MAY_IMPORT), (
+        "give the folder a line in _PERMISSIONS"
+    )
     others = {
         folder: (seen[folder] - may, may - seen[folder]) for folder, may in MAY_IMPORT.items()
     }
@@ -185,7 +187,9 @@ def test_no_file_imports_itself_in_a_circle() -> None:
 
 def test_folders_hold_few_files() -> None:
     files = Counter(folder_of(path) for path in SOURCES)
-    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}, (
+        "split the folder by idea, or join files"
+    )
 
 
 def test_files_are_not_packed_and_functions_decide_little() -> None:

@@ -53,7 +53,7 @@ def test_the_tables_name_every_column() -> None:
         lateness.PAIR_COLUMNS,
     )
     for columns in (*tables, dp_phases.COLUMNS):
-        assert set(columns) <= named
+        assert set(columns) <= named, "describe the column in docs/python-api.md"
 
 
 def test_every_public_name_is_there_and_documented() -> None:

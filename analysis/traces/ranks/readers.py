@@ -3,9 +3,11 @@ its messages, follow.
 
 To add one: a module here whose `read(file, limits)` gives the `RankTables` of the ranks in a file,
 and its line in READERS. `of_rank` makes one rank of a `RankRecord` and those of the tables that the
-format knows; what it does not know, a table or a column, is left out. `join_ranks` joins several.
-The record's `TraceSummary` states rank, world size and whether a device worked; without a world
-size the job's kind stays unknown.
+format knows (`rank_tables.COLUMNS`); what it does not know, a table or a column, is left out.
+`join_ranks` joins several. Rows name their rank and, on a device, their device and step. A step's
+`exposed_us` is split by the stretches of the table `exposed`: give both, or neither. The record's
+`TraceSummary` states rank, world size and whether a device worked; without a world size the job's
+kind stays unknown. tests/analysis/traces/ranks/test_rank_tables.py has a small one.
 """
 
 import os

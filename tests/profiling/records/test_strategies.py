@@ -30,7 +30,9 @@ def test_a_stand_in_takes_the_place_of_its_original() -> None:
 
 
 def test_the_glossary_explains_what_users_request() -> None:
-    assert [one for one in get_args(Strategy) if not traits_of(one).meaning] == []
+    assert [one for one in get_args(Strategy) if not traits_of(one).meaning] == [], (
+        "give its record a `meaning`"
+    )
 
 
 @pytest.mark.long
@@ -41,7 +43,9 @@ def test_no_other_code_compares_the_name_of_a_strategy() -> None:
         for path in SOURCES
         if not str(path.relative_to(ROOT)).startswith(FOLDERS_THAT_NAME_STRATEGIES)
     ]
-    assert [f"{path}:{line}" for path in others for line in _comparisons(path)] == []
+    assert [f"{path}:{line}" for path in others for line in _comparisons(path)] == [], (
+        "ask the strategy's record, StrategyTraits: add a trait where none says what differs"
+    )
 
 
 def _comparisons(path: Path) -> list[int]:
