@@ -8,10 +8,8 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyCost, Strategy
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
 from dpscope.analysis.stats.samples import (
     CONFIDENCE,
-    FEWEST_SAMPLES,
     Estimate,
     Verdict,
-    missing_evidence,
     verdict,
 )
 from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_changes
@@ -88,16 +86,6 @@ def gap_finding(gap: StrategyGap) -> Finding:
     return RunCode.STRATEGY_GAP.finding(text, action, about=where)
 
 
-def _faster(gap: StrategyGap) -> tuple[str, Estimate] | None:
-    """Which of DP and DDP is significantly faster, with that ratio; None if neither is."""
-    shown = verdict(gap.ratio)
-    if shown not in ("above", "below"):
-        return None
-    ratio = gap.ratio if shown == "above" else gap.ratio.inverse()
-    first, second = ("DDP", gap.dp_label) if shown == "above" else (gap.dp_label, "DDP")
-    return f"{first}'s step is {ratio.value:.2f}x as fast as {second}'s", ratio
-
-
 def _advice(gap: StrategyGap) -> str:
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
@@ -113,26 +101,6 @@ def _advice(gap: StrategyGap) -> str:
     parts = ", ".join(f"{name} {change}" for name, change in named)
     first = _PARTS[gap.largest_part]
     return f"{difference}: {parts}; look at {first} first"
-
-
-def gap_sentence(gap: StrategyGap) -> str:
-    """A sentence stating which of DP and DDP is faster; empty if unknown."""
-    ratio = gap.ratio
-    dp = gap.dp_label
-    if ratio.value is None:
-        return ""
-    if (faster := _faster(gap)) is not None:
-        text, faster_by = faster
-        return f"{text} ({bounds(faster_by)})."
-    if ratio.low is None:
-        more = (
-            f"--steps {FEWEST_SAMPLES} or more"
-            if ratio.count < FEWEST_SAMPLES
-            else "more repeats (--repeats)"
-        )
-        return f"DDP's step looks {ratio.value:.2f}x as fast as {dp}'s, but {missing_evidence(ratio)}: use {more}."
-    longer = f"{dp}'s step takes {ratio.value:.2f}x as long, {bounds(ratio)}"
-    return f"The difference between {dp} and DDP is not significant ({longer})."
 
 
 def bounds(estimate: Estimate) -> str:

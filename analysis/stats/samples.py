@@ -292,13 +292,6 @@ def chance_above(ratio: Estimate) -> float | None:
     return float(ndtr(middle / half * ndtri(UPPER)))
 
 
-def missing_evidence(estimate: Estimate) -> str:
-    """Why an estimate without an interval shows nothing, such as ``too few repeats cannot show
-    it``.
-    """
-    return f"{'fewer than five steps' if estimate.count < FEWEST_SAMPLES else 'too few repeats'} cannot show it"
-
-
 def pooled_median(repeats: Sequence[Samples]) -> float | None:
     """Median over all repeats' samples, None without any."""
     return _pooled(repeats, np.median)

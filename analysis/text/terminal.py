@@ -122,11 +122,6 @@ def print_table(console: Console, table: TextTable) -> None:
         console.print(part)
 
 
-def table_lines(console: Console, table: TextTable) -> int:
-    """The number of lines that `print_table` prints after the blank one."""
-    return sum(len(console.render_lines(part, pad=False)) for part in _drawn(table, console.width))
-
-
 def _drawn(table: TextTable, width: int) -> Iterator[Trimmed]:
     yield Trimmed(Text(one_line(table.title), style="bold"))
     gap = next(

@@ -118,7 +118,6 @@ class Prepared:
         self.length_us = float(self._length_us[-1])
         last_gradient = int(after[-1]) if len(after) else 0
         self.pass_us = self._pass_us(last_gradient)
-        self.pass_busy_us = float(self._busy_us[last_gradient])
         reach = np.cumsum(profile.gradients.bytes)
         self.reach = (reach / reach[-1]).tolist() if len(reach) else []
         self._points: dict[tuple[int, ...], list[Point]] = {}

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.profiling.records.run import Precision
-from dpscope.profiling.records.typed_text import nearest
 
-MEMORY, FP32, TF32, HALF, HOST_LINK = BOUNDS = range(5)
+MEMORY, FP32, TF32, HALF, HOST_LINK = range(5)
 """The bound of a kernel: memory; matrix products in single precision, TF32 or half precision (fp16,
 bf16); the link to the host, whose rate is assumed not to depend on the GPU."""
 
@@ -96,14 +95,6 @@ def gpu_speed(name: str | None) -> GpuSpeed | None:
     return next(
         (speed for speed in GPU_SPEEDS if re.fullmatch(speed.pattern, words, re.IGNORECASE)), None
     )
-
-
-def like_names(name: str) -> list[str]:
-    """Titles of known models that resemble an unknown name; all titles if none does."""
-    titles = [speed.title for speed in GPU_SPEEDS]
-    word = max(re.findall(r"\w+", name), key=len, default="").lower()
-    family = [title for title in titles if word and word in title.lower()]
-    return family or nearest(name, titles, most=4, cutoff=0.4) or titles
 
 
 @dataclass(frozen=True)
