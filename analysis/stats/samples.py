@@ -284,7 +284,8 @@ def chance_above(ratio: Estimate) -> float | None:
     """
     if not ratio.low or not ratio.high:
         return None
-    middle, half = math.log(ratio.low * ratio.high) / 2, math.log(ratio.high / ratio.low) / 2
+    middle = math.log(ratio.low * ratio.high) / 2
+    half = math.log(ratio.high / ratio.low) / 2
     if half == 0:
         return 0.5 if middle == 0 else float(middle > 0)
     from scipy.special import ndtr, ndtri
@@ -327,7 +328,8 @@ def ratio_estimate(
     "Construction of confidence limits about effect measures: a general approach", Statistics in
     Medicine 27(10), 2008.
     """
-    above, below = _pooled(numerator, centre), _pooled(denominator, centre)
+    above = _pooled(numerator, centre)
+    below = _pooled(denominator, centre)
     count = min(sum(map(len, numerator)), sum(map(len, denominator)))
     if above is None or below is None:
         return UNKNOWN
@@ -350,7 +352,8 @@ def difference_estimate(
     """First median minus second with its interval, by `joint_draws`; `count` is the smaller
     side's.
     """
-    more, less = pooled_median(first), pooled_median(second)
+    more = pooled_median(first)
+    less = pooled_median(second)
     count = min(sum(map(len, first)), sum(map(len, second)))
     if more is None or less is None:
         return UNKNOWN
@@ -373,7 +376,8 @@ def joint_draws(
         return None
     logs = [half * normal]
     for other, own_normal in zip(others, normals, strict=True):
-        own, of_ratio = _half_width(other, pool), _ratio_bounds(first, other, pool)
+        own = _half_width(other, pool)
+        of_ratio = _ratio_bounds(first, other, pool)
         if own is None or of_ratio is None:
             return None
         shared = (half**2 + own**2 - of_ratio[1] ** 2) / (2 * half * own) if half and own else 0.0
@@ -424,7 +428,8 @@ def median_slope(values: Samples, confidence: float) -> tuple[float, float, floa
         count * (count - 1) * (2 * count + 5) - int((equal * (equal - 1) * (2 * equal + 5)).sum())
     ) / 18
     reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
-    low, high = round((len(slopes) - reach) / 2) - 1, round((len(slopes) + reach) / 2)
+    low = round((len(slopes) - reach) / 2) - 1
+    high = round((len(slopes) + reach) / 2)
     return (
         float(np.median(slopes)),
         float(slopes[max(low, 0)]),
@@ -458,7 +463,8 @@ def _ratio_bounds(
         return None
     middle = math.log(float(centre(np.concatenate(first))) / float(centre(np.concatenate(second))))
     half = math.hypot(noises[0].quantile(UPPER), noises[1].quantile(UPPER))
-    above, below = _log_centres(first, centre), _log_centres(second, centre)
+    above = _log_centres(first, centre)
+    below = _log_centres(second, centre)
     if (
         pool.within is not None
         and above is not None
@@ -467,7 +473,8 @@ def _ratio_bounds(
     ):
         differences, freedom = without_drift(above - below, first, second, pool.drift)
         if len(differences) >= ENOUGH_TURNS:
-            middle, half = float(np.mean(differences)), _mean_half_width(differences, freedom)
+            middle = float(np.mean(differences))
+            half = _mean_half_width(differences, freedom)
         else:
             noise = noise_of(differences, Spread(2 * pool.within.squares, pool.within.freedom))
             if noise is not None and noise.freedom >= FEWEST_WITHIN:
