@@ -9,8 +9,16 @@ BIN := $(VENV)/bin
 # The versions that CI last passed with. CONSTRAINTS=/dev/null installs the newest; `make constraints` records those.
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint $(VENV)/constraints.txt
-# pip compiles bytecode on one core; this does it on all of them, without the packages' own tests, a quarter of all.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|_internal)/' $(VENV)/lib || true
+comma := ,
+# uv takes a third of pip's time, but it does not see the packages of the system.
+ifeq ($(TORCH),system)
+install = $(PIP) --editable '.[$(1)]'
+else
+install = $(BIN)/python .ci/install.py $(VENV)/constraints.txt $(1)
+endif
+# Bytecode is compiled on all cores, without what dpscope rarely or never imports: half of all. Python compiles the rest on use.
+RARELY_IMPORTED := tests?|_internal|_inductor|ao|triton|torchgen|scipy|sklearn|networkx|fontTools|pip|setuptools
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/($(RARELY_IMPORTED))/' $(VENV)/lib || true
 # Let the second Python import what is installed for the first one, by a .pth file of the third name.
 see_packages_of = $(1) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 	> "$$($(2) -c 'import site; print(site.getsitepackages()[0])')/$(3).pth"
@@ -139,14 +147,14 @@ constraints:
 
 $(VENV)/.installed: $(VENV)/constraints.txt pyproject.toml
 	@echo 'Installing dpscope and its dependencies into $(VENV), once$(if $(filter system,$(TORCH)),: the torch of $(PYTHON) is used, (with torch 5 GB: about two minutes))'
-	$(PIP) --editable '.[digits]'
+	$(call install,digits)
 	@$(COMPILE)
 	@touch $@
 
 # All of it at once, so that packages are looked up and built once.
 $(VENV)/.installed-dev: $(VENV)/constraints.txt pyproject.toml
 	@echo 'Installing dpscope, its dependencies and what checks it into $(VENV), once'
-	$(PIP) --editable '.[digits,dev]'
+	$(call install,digits$(comma)dev)
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@
 
