@@ -48,17 +48,17 @@ class AttachCode(FindingCode):
     )
     STEP_CYCLES = Code(
         "info",
-        meaning="A script does different things in different steps, and the same again after a "
-        "cycle of them (such as a GAN whose generator is trained in every fifth step): whole cycles "
-        "are timed and traced, and times are means over them.",
+        meaning="A script does different things in different steps and repeats them in a cycle, such "
+        "as a GAN whose generator is trained in every fifth step. Whole cycles are timed and traced, "
+        "and times are means over them.",
         action="no action needed; a repeat has as many samples as cycles, so more --steps narrow "
         "the intervals",
     )
     STEPS_UNLIKE = Code(
         "warning",
-        meaning="Some steps of a script do more than the others, and the warm-up did not show after "
-        "how many steps they come again: step times are medians of unlike steps, and the traced "
-        "ones may hold none of the longer.",
+        meaning="Some steps of a script do more than the others, and the warm-up was too short to "
+        "show how often. Step times are medians of unlike steps, and perhaps none of the longer "
+        "steps was traced.",
         action="attach with a --warmup of at least two such cycles and three steps, so that whole "
         "cycles are timed and traced",
     )

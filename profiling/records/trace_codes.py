@@ -68,9 +68,9 @@ class TraceCode(FindingCode):
     )
     CUDA_GRAPHS = Code(
         "warning",
-        meaning="CUDA graphs were recorded as one row per launch, which does not show their "
-        "kernels: it counts as compute. An error in a job that communicates, since collectives may "
-        "be among them: its communication is not given.",
+        meaning="CUDA graphs were recorded as one row per launch, without their kernels, and count "
+        "as compute. An error in a job that communicates, since the graphs may hold collectives: "
+        "its communication is missing.",
         action="record with nsys profile --cuda-graph-trace=node",
         other_severity="error",
     )
@@ -140,8 +140,8 @@ class TraceCode(FindingCode):
     )
     SEVERAL_JOBS = Code(
         "warning",
-        meaning="A folder holds traces of several jobs, or several files of one rank or none, of "
-        "which nothing shows which belong together; each is analysed separately.",
+        meaning="A folder holds traces of several jobs, or files of the same rank or of none, and "
+        "nothing shows which of them belong together. Each is analysed separately.",
         action="put each job's traces into a separate folder; if the files do not record the rank, "
         "name them <node>_<rank>.pt.trace.json.gz",
     )
