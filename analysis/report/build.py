@@ -89,11 +89,14 @@ class Report(Results):
         if self.run.recorded is None:
             return {}
         where = measured_where(self.run)
+        doubts = "".join(f"; {fact.label}" for fact in self.verdict.limits)
         limits = self._limits
         if invalid := validity(self.run, self.comparison):
             limits.insert(0, invalid.removesuffix("."))
         return {
-            name: replace(table, title=f"{table.title}: {where}", notes=(*table.notes, *limits))
+            name: replace(
+                table, title=f"{table.title}: {where}{doubts}", notes=(*table.notes, *limits)
+            )
             for name, table in tables_of(self, STUDY).items()
         }
 

@@ -12,6 +12,7 @@ from typing import Any
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.row import CellRow, ratio
 from dpscope.analysis.cells.times import epoch_seconds
+from dpscope.analysis.cells.view import INTERVAL
 from dpscope.analysis.report.comparison_tables import ring_notes, slowed_notes
 from dpscope.analysis.report.results import Results
 from dpscope.analysis.runs.variant_savings import single_device_baselines
@@ -37,9 +38,12 @@ _PER_EPOCH = {  # field -> the column of a traced step
     "other_epoch_us": "exposed_other_us",
     "idle_epoch_us": "idle_us",
     "epoch_without_wait_us": "step_without_wait_us",
+    "exposed_epoch_us": "exposed_us",
 }
+_HALF_WIDTHS = {field.replace("_us", "_half_us"): of for field, of in _PER_EPOCH.items()}
 _REASONS = {  # field -> the column whose reason explains that it is missing
     **_PER_EPOCH,
+    **{field: INTERVAL.of(column)[0] for field, column in _HALF_WIDTHS.items()},
     "epoch_us": "step_us",
     "epoch_half_us": "step_low_us",
     "speedup_b_half": "weak_efficiency_low",
@@ -86,6 +90,8 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
     row["epoch_half_us"] = None if whole else _times(steps, _half_width(compared, "step_us"))
     for name, column in _PER_EPOCH.items():
         row[name] = _times(steps, compared.number(column))
+    for name, column in _HALF_WIDTHS.items():
+        row[name] = _times(steps, _half_width(compared, column))
     return row
 
 
@@ -176,6 +182,7 @@ def epoch_table(report: Results) -> TextTable:
 
 def _epoch_notes(report: Results) -> Iterator[str]:
     whole = all(epoch_seconds(data)[1] for data in report.run.measured)
+    yield _EPOCHS
     yield _HALF_WIDTH
     yield (
         "epoch: mean of the measured whole epochs"
@@ -229,17 +236,22 @@ def _trained_notes(report: Results) -> Iterator[str]:
 def traced_table(report: Results) -> TextTable:
     """Compute and communication of an epoch; the parts of a row add up to its epoch."""
     seconds = _seconds(report)
-    fields = (
-        Field("traced epoch", "traced_epoch_us", seconds, "the sum of the following columns"),
-        Field("compute", "compute_epoch_us", seconds, "at least one kernel or operator computes"),
-        Field("wait", "wait_epoch_us", seconds, "exposed, waiting for a late rank"),
-        Field("transfer", "transfer_epoch_us", seconds, "exposed, moving data"),
-        Field("other", "other_epoch_us", seconds, "exposed, not split into wait and transfer"),
-        Field("idle", "idle_epoch_us", seconds, "neither compute nor communication"),
-    )
+    parts = {
+        "traced": ("traced epoch", "the sum of the following columns"),
+        "compute": ("compute", "at least one kernel or operator computes"),
+        "wait": ("wait", "exposed, waiting for a late rank"),
+        "transfer": ("transfer", "exposed, moving data"),
+        "other": ("other", "exposed, not split into wait and transfer"),
+        "idle": ("idle", "neither compute nor communication"),
+    }
+    fields = []
+    for part, (heading, meaning) in parts.items():
+        fields.append(Field(heading, f"{part}_epoch_us", seconds, meaning))
+        fields.append(Field(f"{heading} ±", f"{part}_epoch_half_us", seconds))
     notes = [
         "exposed: communication that compute does not hide",
-        "means of traced steps × steps of an epoch; intervals of the parts of a step are in comparison.csv",
+        "means of traced steps × steps of an epoch",
+        _HALF_WIDTH,
         *slowed_notes(report.comparison),
     ]
     title = "Compute and communication of an epoch, traced"
@@ -262,6 +274,7 @@ def estimated_table(report: Results) -> TextTable:
             seconds,
             "communication that compute does not hide",
         ),
+        Field("exposed measured ±", "exposed_epoch_half_us", seconds),
         Field(
             "T_N-T_1(b)/N",
             "same_local_batch_epoch_us",
@@ -278,6 +291,7 @@ def estimated_table(report: Results) -> TextTable:
         Field("T_N-T_1(G)", "same_total_epoch_us", seconds, "one device at G"),
     )
     notes = [
+        _EPOCHS,
         _HALF_WIDTH,
         "subtractions: of untraced epochs; they include whatever else differs, and can be negative",
     ]
@@ -344,6 +358,7 @@ _PUBLISHED = (
     Field("published method", "method"),
     Field("published by", "by"),
 )
+_EPOCHS = "T_N(b): epoch on N devices with b samples on each, N b = G on all"
 _HALF_WIDTH = "±: half the 95% interval, on the wider side, from how repeats differ"
 _OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
 _NO_ROW = (

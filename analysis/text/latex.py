@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.store.shown_text import one_line
 
-_WIDEST_HEADING = 9  # characters of a line, except for longer words
+_WIDEST_HEADING = 7  # characters of a line, except for longer words
 # for more columns than this many, which are set closer, too
 _SIZES = {8: "scriptsize", 5: "footnotesize"}
 _SPECIAL = str.maketrans(
@@ -97,7 +97,7 @@ def latex_table(
     lines = [
         r"\begin{table}",
         r"  \centering",
-        *([rf"  \{size}\setlength{{\tabcolsep}}{{3pt}}"] if size is not None else []),
+        *([rf"  \{size}\setlength{{\tabcolsep}}{{2pt}}"] if size is not None else []),
         rf"  \caption{{{in_latex(title)}}}",
         rf"  \label{{tab:{label}}}",
         rf"  \begin{{tabular}}{{{''.join(aligned)}}}",

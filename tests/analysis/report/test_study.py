@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dpscope.analysis.report.build import make_report
+from dpscope.analysis.report.study import traced_table
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import TextTable, csv_with_notes, render
 from dpscope.analysis.traces.ranks.job import Job
@@ -159,6 +160,20 @@ def test_means_stand_next_to_half_the_wider_side_of_their_intervals() -> None:
 
 
 @pytest.mark.long
+def test_a_part_of_an_epoch_has_the_interval_of_the_part_of_a_step() -> None:
+    """From 100 us below the mean to 300 above it, in each of the epoch's steps."""
+    report = reported()
+    row = report.comparison.rows["ddp-d2-b8"]
+    wait_us = known(row.exposed_wait_us)
+    ends = {"exposed_wait_low_us": wait_us - 100.0, "exposed_wait_high_us": wait_us + 300.0}
+    certain = replace(row, values={**row.values, **ends})
+    comparison = replace(report.comparison, rows={**report.comparison.rows, row.cell: certain})
+    parts = traced_table(replace(report, comparison=comparison))
+    shown = rows(parts)["ddp"]["wait ± [s]"]
+    assert float(shown) == pytest.approx(known(row.steps_per_epoch) * 300.0 / 1e6, rel=0.02)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("table_format", ["markdown", "csv", "latex"])
 def test_a_table_taken_alone_states_what_it_is_of_what_limits_it_and_its_letters(
     table_format: str,
@@ -170,3 +185,4 @@ def test_a_table_taken_alone_states_what_it_is_of_what_limits_it_and_its_letters
         for limit in ("not valid for GPUs", "NOISY: medians of repeats differ by over 30"):
             assert limit in text
         assert "b: samples of a step on each device" in text
+        assert table.title.endswith("; NOISY")
