@@ -34,7 +34,7 @@ from dpscope.profiling.machine.environment import (
 from dpscope.profiling.machine.gpus import usable_gpu_count
 from dpscope.profiling.machine.interconnect import interconnect
 from dpscope.profiling.machine.nvml import driver_version, open_nvml
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.store.errors import DpscopeError, error_line
 
 _SHARED_MEMORY_WANTED = 1_000_000_000  # bytes; data loader workers pass batches through it
@@ -137,8 +137,11 @@ def verdict(checks: Mapping[str, Check]) -> str:
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     """Print the checks as a table, and the verdict."""
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
-    table = Table("check", "status", "found", "what to do")
+    table = Table("check", "status", "found", "what to do", box=None, pad_edge=False)
+    idle = {name: check for name, check in checks.items() if check.status == "not applicable"}
     for name, check in checks.items():
+        if name in idle:
+            continue
         table.add_row(
             name,
             Text(check.status, styles[check.status]),
@@ -148,6 +151,12 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     for column in table.columns:
         column.overflow = "fold"  # a path is never cut
     console.print(table)
+    if idle:
+        reasons = grouped((check.detail, name) for name, check in idle.items())
+        parts = [f"{', '.join(names)} ({detail})" for detail, names in reasons.items()]
+        console.print(
+            f"Not applicable here: {'; '.join(parts)}", style="dim", highlight=False, markup=False
+        )
     console.print(verdict(checks), highlight=False, soft_wrap=True)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, open_console, option
+from dpscope.launch.commands.command import Help, Idle, open_console, option
 from dpscope.launch.commands.help_text import by_device, config_defaults
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.profiling.records.config import Optimizer, RunConfig
@@ -25,7 +25,10 @@ HELP = Help(
     ),
 )
 
-IDLE = (options.ONE_NODE,)
+IDLE = (
+    *options.NODES_IDLE,
+    Idle("output_format", "dry_run", "--dry-run prints the plan and compares nothing"),
+)
 _NAMES = (
     *(
         "strategies",
@@ -55,18 +58,26 @@ class EqualRequest(options.NodeOptions):
     out: Path = option(
         "the run folder; a comparison in it is replaced", default=options.DEFAULT_OUT
     )
+    dry_run: bool = option("print the plan only", "--dry-run", default=False)
 
 
 def equal(request: EqualRequest) -> None:
-    from dpscope.launch.learning.equal_run import equality_settings, run_equality
+    from dpscope.launch.learning.equal_run import (
+        describe_comparison,
+        equality_settings,
+        run_equality,
+    )
 
     console = open_console(stderr=request.output_format == "json")
-    place = this_node(request)
+    place = this_node(request, request.dry_run)
     settings = equality_settings(
         request.flags,
         request.dtype,
         place.count if place is not None else 1,
     )
+    if request.dry_run:
+        describe_comparison(settings, request.out, console)
+        return
     with on_all_nodes(place, request, settings.device, console) as starter:
         run_equality(settings, request.out, console, starter)
         starter.dismiss(0)

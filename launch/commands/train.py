@@ -39,7 +39,7 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
     target_accuracy: options.TargetAccuracy = None
     out: options.Out = options.DEFAULT_OUT
     fresh: bool = option("train everything again", "--fresh", default=False)
-    dry_run: bool = option("print the plan and the commands only", "--dry-run", default=False)
+    dry_run: bool = option("print the plan only", "--dry-run", default=False)
 
 
 def train(request: TrainRequest) -> None:

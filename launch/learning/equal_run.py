@@ -167,6 +167,23 @@ def _cell(
     )
 
 
+def describe_comparison(settings: EqualitySettings, out: Path, console: Console) -> None:
+    """Print what would be compared; starts and writes nothing. Raises DpscopeError where `out` holds
+    something else.
+    """
+    check_equality_place(out)
+    config = settings.config
+    reference, *others = (job.cell.name for job in settings.jobs)
+    console.print(
+        f"{', '.join(others)} compared with {reference}: {counted(config.steps, 'step')} of "
+        f"{counted(config.matrix.batch_sizes[0], 'sample')} in {settings.precision}; "
+        f"{config.workload.model} on {config.workload.data} data, {settings.device}, "
+        f"threads per process: {settings.threads_per_process}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
 def run_equality(
     settings: EqualitySettings, out: Path, console: Console, starter: JobStarter = THIS_HOST
 ) -> None:

@@ -3,7 +3,6 @@ learning rates and jobs. Imports no torch.
 """
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -330,17 +329,13 @@ def planned_trainings(out: Path) -> Sequence[Job]:
 def describe_trainings(
     config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
 ) -> None:
-    """Print the plan of trainings and the remaining commands; starts and writes nothing."""
+    """Print the plan of trainings and how many are left; starts and writes nothing."""
     description = plan_trainings(config, out, fresh, nodes)
     print_train_plan(description, console)
-    for job in description.to_do:
-        console.print(Text(shlex.join(job.command)), soft_wrap=True)
-    if fresh or not is_train_folder(out):
-        manifest = TrainFolder(out).manifest_path
-        text = (
-            f"By hand they work once {manifest} is there, which a start without --dry-run writes."
-        )
-        console.print(Text(text), soft_wrap=True)
+    left = counted(len(description.to_do), "training")
+    console.print(
+        Text(f"{left} to do in {out}: the same command without --dry-run."), soft_wrap=True
+    )
 
 
 def print_train_plan(description: TrainPlan, console: Console) -> None:

@@ -148,7 +148,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
             "analyze RUN --fromat csv",
             "--fromat: dpscope analyze has no such option; did you mean --format?",
         ),
-        ("equal --dry-run", "--dry-run: dpscope equal has no such option; see dpscope equal -h"),
+        ("equal --amp", "--amp: dpscope equal has no such option; see dpscope equal -h"),
         ("analyze RUN --format xml", "--format xml: choose from table, json"),
         ("analyze RUN --format=xlm", "--format xlm: choose from table, json"),
         (

@@ -2,13 +2,13 @@
 other.
 """
 
+import json
 from dataclasses import dataclass
 
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Fault, Links, Node, Nvml, PlantedNode
 
 NO_KERNEL_IMAGE, UNAVAILABLE = 209, 46  # of CUDA
-BORDER = "│"
 
 
 @dataclass
@@ -19,18 +19,12 @@ class Check:
 
 
 def doctor(node: PlantedNode, status: int = 0) -> dict[str, Check]:
-    """The printed table, whose cells may span lines."""
-    checks: dict[str, Check] = {}
-    check = Check()
-    for line in node.dpscope("doctor", status=status).splitlines():
-        if not line.startswith(BORDER):
-            continue
-        name, *cells = (cell.strip() for cell in line.strip(BORDER).split(BORDER))
-        if name:
-            check = checks[name] = Check()
-        for field, cell in zip(("status", "found", "next_step"), cells, strict=True):
-            setattr(check, field, f"{getattr(check, field)} {cell}".strip())
-    return checks
+    text = node.dpscope("doctor", "--format", "json", status=status)
+    answers, _ = json.JSONDecoder().raw_decode(text[text.index("{\n") :])  # after standard error's
+    return {
+        answer["name"]: Check(answer["status"], answer["detail"], answer["next_step"])
+        for answer in answers["checks"]
+    }
 
 
 def test_a_healthy_node(plant: Plant) -> None:

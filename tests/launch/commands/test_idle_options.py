@@ -69,6 +69,7 @@ SITUATIONS = {
     "calibrate --predict 64 RUN": f"{MEASURING} --link 100Gb/s --out x",
     "equal": MEETING,
     "equal --data synthetic": "--workers 1",
+    "equal --dry-run": "--format json",
     "run": f"--detect-limit 60 {MEETING}",
     "run --quiet": "--verbose",
     "run --dry-run": "--verbose --quiet --open --link 100Gb/s --target-efficiency 0.8 --wandb --wandb-online",
@@ -90,7 +91,7 @@ SITUATIONS = {
     **{f"{command} --wandb-online": "--wandb" for command in ("run", "train")},
     "run --strategy single,dp": f"{OF_DDP} --record-collectives",
     "train --strategy single,dp": OF_DDP,
-    **{f"{command} --nodes 2 --dry-run": MEETING for command in ("run", "train")},
+    **{f"{command} --nodes 2 --dry-run": MEETING for command in ("run", "train", "equal")},
     **{
         f"{command} --data digits": "--data-dir x --download --samples 9"
         for command in ("run", "train", "equal")

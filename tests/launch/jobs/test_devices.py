@@ -2,6 +2,7 @@
 GPUs.
 """
 
+import io
 import json
 from functools import partial
 from pathlib import Path
@@ -390,3 +391,15 @@ def test_the_doctor_names_what_cuda_ignores_and_a_missing_nvml(
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert doctor._driver().status == "failed"
+
+
+def test_checks_that_do_not_apply_are_one_line() -> None:
+    printed = io.StringIO()
+    no_gpu = doctor.Check("not applicable", "no GPU")
+    checks = {"torch": doctor.Check("ok", "2.14"), "driver": no_gpu, "links": no_gpu}
+    doctor.print_checks(checks, Console(file=printed, width=100))
+    heading, torch_line, idle, verdict = printed.getvalue().splitlines()
+    assert heading.split() == ["check", "status", "found", "what", "to", "do"]
+    assert torch_line.split() == ["torch", "ok", "2.14"]
+    assert idle == "Not applicable here: driver, links (no GPU)"
+    assert verdict == "Ready to measure."

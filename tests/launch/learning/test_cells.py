@@ -1,13 +1,11 @@
 """The cells of a training, their learning rates and findings."""
 
 import io
-import shlex
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.learning.train_plan import (
     describe_trainings,
@@ -107,14 +105,11 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     printed = io.StringIO()
     config = load_train_config(None, {"device": "cpu", "devices": "2", "seeds": "0,1"})
     describe_trainings(config, tmp_path / "run", Console(file=printed, width=200))
-    lines = printed.getvalue().splitlines()
-    commands = [shlex.split(line)[-1] for line in lines if "dpscope.launch.worker" in line]
-    assert [read_assignment([command]) for command in commands] == [
-        Assignment(task="train", out=str(tmp_path / "run"), cell=cell, seed=seed)
-        for seed in (0, 1)
-        for cell in ("single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16")
-    ]
-    assert f"once {tmp_path / 'run' / 'train_manifest.json'} is there" in lines[-1]
+    text = printed.getvalue()
+    for cell in ("single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16"):
+        assert cell in text
+    assert "dpscope.launch" not in text  # nothing that a person would not type
+    assert text.splitlines()[-1].startswith(f"6 trainings to do in {tmp_path / 'run'}: ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,10 +1,16 @@
 """Settings of `dpscope equal`: defaults and refusals."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from dpscope.launch.learning.equal_run import equality_settings, samples_of_two_epochs
+from dpscope.launch.learning.equal_run import (
+    describe_comparison,
+    equality_settings,
+    samples_of_two_epochs,
+)
 from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.equality import EQUALITY_FOLDER, EQUALITY_NAME
@@ -77,3 +83,15 @@ def test_a_run_may_follow_into_the_same_folder(tmp_path: Path) -> None:
         None, {"device": "cpu", "strategy": "single", "devices": "1", "batch_size": "8", "steps": 5}
     )
     assert plan_run(config, tmp_path).jobs
+
+
+def test_a_dry_run_names_what_would_be_compared_and_writes_nothing(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    settings = equality_settings({"device": "cpu", "steps": "3", "batch_size": "4"})
+    describe_comparison(settings, tmp_path / "run", Console(file=printed, width=300))
+    text = printed.getvalue()
+    assert text.startswith(
+        "dp-host-d2-b2, ddp-d2-b2 compared with single-d1-b4: 3 steps of 4 samples"
+    )
+    assert "float64" in text
+    assert list(tmp_path.iterdir()) == []
