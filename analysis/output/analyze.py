@@ -249,5 +249,6 @@ def fact_grid(verdict: Verdict) -> Trimmed:
             grid.add_row("", folded(line))
     both = Table.grid()
     both.add_row(folded(verdict.setting))
-    both.add_row(grid)
+    if verdict.shown:
+        both.add_row(grid)
     return Trimmed(both)

@@ -62,7 +62,10 @@ def test_a_gate_that_cannot_judge_does_not_pass(
     before, other = run_of(tmp_path / "before", SINGLE, DDP), tmp_path / "other"
     assert status(before, before) == (0, "")
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
-    said = "dpscope: the runs differ in amp off -> bf16. A change may come from that rather than from the code."
+    said = (
+        "dpscope: the runs differ in amp off -> bf16. Measure both alike, or judge with --force: a change may come from the "
+        "difference, not from the code."
+    )
     assert status(before, other) == (3, unfolded(said))
     assert status(before, other, force=True) == (0, unfolded(said))
     lost = run_of(tmp_path / "lost", SINGLE)
@@ -95,10 +98,12 @@ def test_a_table_begins_with_the_answer_its_reason_and_what_to_do(
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
     answer, advice, *_ = shown(before, other).splitlines()
     assert answer.startswith("Not judged: the runs differ in amp off -> bf16. Same: ")
-    assert advice.startswith("NEXT a change may come from that")
+    assert advice.startswith("NEXT measure both alike, or judge with --force")
     answer, note, advice, *_ = shown(before, other, force=True).splitlines()
     assert answer.startswith("Same: ")
     assert note == "NOTE the runs differ in amp off -> bf16"
+    first, blank, title, *_ = shown(before, before).splitlines()
+    assert (first[:5], blank, title[:4]) == ("Same:", "", "Each")
 
 
 def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +209,7 @@ def test_models_are_compared_by_what_was_computed(
     larger = with_parameters(run_of(tmp_path / "larger", SINGLE), 7)
     assert print_comparison(before, larger, VISIBLE, "csv", QUIET) == 3
     was = model_of(before).parameter_count
-    assert f"the runs differ in parameter count {was} -> 7. A change" in " ".join(
+    assert f"the runs differ in parameter count {was} -> 7. Measure both alike" in " ".join(
         capsys.readouterr().err.split()
     )
 
