@@ -133,10 +133,10 @@ def _print_in_any_encoding() -> None:
         return
     as_bytes = sys.stdout.errors == "surrogateescape"
 
-    def escaped(one: str) -> bytes:
-        if as_bytes and "\udc80" <= one <= "\udcff":
-            return one.encode("ascii", "surrogateescape")
-        return b"u" if one == "µ" else json.dumps(one)[1:-1].encode()
+    def escaped(character: str) -> bytes:
+        if as_bytes and "\udc80" <= character <= "\udcff":
+            return character.encode("ascii", "surrogateescape")
+        return b"u" if character == "µ" else json.dumps(character)[1:-1].encode()
 
     def handle(error: UnicodeError) -> tuple[bytes, int]:
         assert isinstance(error, UnicodeEncodeError)

@@ -50,7 +50,7 @@ class ScriptLast(Command):
         names: set[str] = set()
         for parameter in self.params:
             names.update(parameter.opts, parameter.secondary_opts)
-        marks = [at for at, one in enumerate(args) if one in ("--", "-m")]
+        marks = [at for at, word in enumerate(args) if word in ("--", "-m")]
         begins = min(marks, default=len(args))
         if "--help-all" in args[:begins]:
             return super().parse_args(ctx, ["--help"])

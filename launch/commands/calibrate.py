@@ -103,9 +103,9 @@ def calibrate(request: CalibrateRequest) -> None:
         place = this_node(request)
         device = str(request.flags.get("device", "auto"))
         chosen = {
-            name: request.flags[one.option]
-            for name, one in SETTINGS.items()
-            if one.option in request.flags
+            name: request.flags[setting.option]
+            for name, setting in SETTINGS.items()
+            if setting.option in request.flags
         }
         settings = calibration_settings(place.count if place is not None else 1, **chosen)
         folder = calibration_path(out).parent
@@ -151,5 +151,5 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
 
 
 def defaults() -> dict[str, str]:
-    chosen = default_texts({one.option: DEFAULTS[name] for name, one in SETTINGS.items()})
+    chosen = default_texts({setting.option: DEFAULTS[name] for name, setting in SETTINGS.items()})
     return chosen | {"--devices": "2, 4, ... and all GPUs; 2 on the CPU", "--collectives": "all"}

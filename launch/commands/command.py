@@ -92,22 +92,22 @@ def argument(text: str, default: Any = MISSING, **more: Any) -> Any:
     return field(default=default, metadata={"typer": declared})
 
 
-def setting_option(one: Setting, command: str = "") -> Any:
+def setting_option(declared: Setting, command: str = "") -> Any:
     """The option of a setting, in a command whose help may differ."""
-    name = one.option.replace("_", "-")
+    name = declared.option.replace("_", "-")
     written = f"--{name}"
-    if _option_type(one) is bool:
+    if _option_type(declared) is bool:
         written += f"/--no-{name}"
-    return typer.Option(written, help=one.help_of.get(command, one.help))
+    return typer.Option(written, help=declared.help_of.get(command, declared.help))
 
 
-def _option_type(one: Setting) -> Any:
+def _option_type(declared: Setting) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    if one.switch:
+    if declared.switch:
         return bool
-    if one.text is not None:
+    if declared.text is not None:
         return str
-    return one.kind if one.listed or one.kind in (bool, int, float) else str
+    return declared.kind if declared.listed or declared.kind in (bool, int, float) else str
 
 
 def load_command(name: str, text: str) -> TyperCommand:
@@ -142,7 +142,9 @@ def _declared(function: Callable[..., None]) -> _Declared:
     parameters = inspect.signature(function).parameters
     request = next((hints[name] for name in parameters if isinstance(hints[name], type)), None)
     if request is None or not issubclass(request, Request):
-        return _Declared(None, {}, {name: one.default for name, one in parameters.items()}, hints)
+        return _Declared(
+            None, {}, {name: parameter.default for name, parameter in parameters.items()}, hints
+        )
     settings = {}
     for setting in request.settings.values():
         if setting.help:
@@ -165,8 +167,8 @@ def _with_options(function: Callable[..., None], command: str) -> Callable[..., 
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint))
 
-    for name, one in declared.settings.items():
-        add(name, annotated[_option_type(one) | None, setting_option(one, command)], None)
+    for name, setting in declared.settings.items():
+        add(name, annotated[_option_type(setting) | None, setting_option(setting, command)], None)
     for name, default in declared.defaults.items():
         hint = declared.hints[name]
         if isinstance(default, Field):

@@ -44,7 +44,7 @@ _NAMES = (
     ),
     *(*Optimizer.__struct_fields__, "seed", "steps", "timeout_s", "device"),
 )
-_SETTINGS = {name: one for name, one in declarations(RunConfig).items() if name in _NAMES}
+_SETTINGS = {name: setting for name, setting in declarations(RunConfig).items() if name in _NAMES}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,10 +36,10 @@ _HEADINGS = {  # of options that are no settings of a run or a training, by para
     for parameter in parameters.split()
 }
 _DECLARED = {
-    one.option: one
+    setting.option: setting
     for kind in (TrainConfig, RunConfig)
-    for one in declarations(kind).values()
-    if one.help
+    for setting in declarations(kind).values()
+    if setting.help
 }
 READING = "How traces are read"
 """The heading of options that their declaration places there, by `rich_help_panel`."""
@@ -61,8 +61,8 @@ def place_of(parameter: str) -> tuple[int, int]:
     """The place of an option among others: by heading; variants behind the other settings of
     theirs, then what is no setting.
     """
-    one = _DECLARED.get(parameter)
-    rank = 2 if one is None else int(bool(one.moved) or one.name in VARIANTS)
+    declared = _DECLARED.get(parameter)
+    rank = 2 if declared is None else int(bool(declared.moved) or declared.name in VARIANTS)
     return (*HEADINGS, OTHER).index(heading_of(parameter)), rank
 
 

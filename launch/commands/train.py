@@ -27,7 +27,7 @@ IDLE = (
 )
 _NO_OPTIONS = ("seed", "ddp_alone")  # there are --seeds; DDP on one device trains as single does
 _SETTINGS = {
-    name: one for name, one in declarations(TrainConfig).items() if name not in _NO_OPTIONS
+    name: setting for name, setting in declarations(TrainConfig).items() if name not in _NO_OPTIONS
 }
 
 

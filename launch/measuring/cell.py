@@ -313,7 +313,7 @@ def _device_states(
         return ()
     indices = (place.local_rank,) if job.cell.per_device else range(job.cell.devices)
     properties = {index: torch.cuda.get_device_properties(index) for index in indices}
-    uuids = {index: str(getattr(one, "uuid", "")) for index, one in properties.items()}
+    uuids = {index: str(getattr(device, "uuid", "")) for index, device in properties.items()}
     return environment.torch_device_states(open_nvml(), own_process_ids, uuids)
 
 

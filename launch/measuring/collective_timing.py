@@ -451,8 +451,8 @@ def time_contention(
         size_bytes=size,
         nodes=subgroup.several_nodes,
         **{
-            name: tuple(slowest_us([*one], subgroup))
-            for name, one in zip(_SAMPLED, times_us, strict=True)
+            name: tuple(slowest_us([*sampled_us], subgroup))
+            for name, sampled_us in zip(_SAMPLED, times_us, strict=True)
         },
     )
     return [contention], []

@@ -88,8 +88,8 @@ def machine_differences(
     }
     ignored = {name for name in partly if name != "GPUs" or some_of_the_gpus}
     return _differing(
-        (name, one or "none", other or "none")
-        for name, one, other in compared
+        (name, before or "none", other or "none")
+        for name, before, other in compared
         if name not in ignored
     )
 

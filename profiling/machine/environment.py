@@ -119,7 +119,7 @@ def usable_device_states(
     if not (count := usable_gpu_count()):
         return device_states(nvml, own_process_ids)
     named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
-    uuids = {index: str(getattr(one, "uuid", "")) for index, one in named.items()}
+    uuids = {index: str(getattr(device, "uuid", "")) for index, device in named.items()}
     listed = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
     if None in gpu_handles(nvml):
         unlisted = {index: DeviceState(index=index) for index in named}

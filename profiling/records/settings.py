@@ -245,8 +245,8 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
         for name, inner in annotations.items():
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
                 declared |= {
-                    field: msgspec.structs.replace(one, part=name)
-                    for field, one in declarations(inner).items()
+                    field: msgspec.structs.replace(inner_setting, part=name)
+                    for field, inner_setting in declarations(inner).items()
                 }
             elif name in kind.__struct_fields__:
                 declaration = here.get(name) or declared.get(name, Setting(None))

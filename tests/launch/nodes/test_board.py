@@ -81,7 +81,7 @@ def test_a_signal_to_another_node_arrives_here_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(board_module.os, "kill", lambda *signalled: sent.append(signalled))
+    monkeypatch.setattr(os, "kill", lambda *signalled: sent.append(signalled))
     first, second = pair.boards
     second.stop.signal_number = signal.SIGTERM
     wait_until(lambda: bool(sent), timeout_s=5)
