@@ -139,7 +139,7 @@ def render_page(page: Page) -> str:
         scripts=[Markup(script) for script in scripts],
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
         timelines=script_json([as_plain(view) for view in page.timelines]),
-        legend=legend_of(page.timelines),
+        legend_of=legend_of,
         sentence=sentence,
         counted=counted,
         na=NA,
