@@ -65,9 +65,9 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     ledger = data.ledger
     setting, limits = _traces_setting(data), limits_of_traces(data)
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
-    known = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
+    known_row = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
-        replace(known, ledger=ledger),
+        replace(known_row, ledger=ledger),
         late=data.late,
         on_device=data.on_device,
         messages=data.messages,

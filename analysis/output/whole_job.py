@@ -26,7 +26,7 @@ from dpscope.analysis.text.terminal import (
 )
 from dpscope.analysis.text.text_table import TextTable, in_markdown, render, render_findings
 from dpscope.analysis.text.units import NA
-from dpscope.analysis.traces.ranks.readers import Found
+from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.whole_job.job import Place, RecordedJob, read_job
 from dpscope.analysis.whole_job.summary import Summary, described, summarise
@@ -46,7 +46,7 @@ _CSV_COLUMNS = ("rank", "host", "from_s", "to_s", "wait_us", "caused_us")
 
 
 def print_records(
-    found: Found,
+    found: FoundFiles,
     hosts: Path | None,
     output_format: str,
     limits: ReadLimits,

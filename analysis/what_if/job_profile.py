@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.kept_tables import made_once
 from dpscope.analysis.traces.ranks.kineto import read_attributed, trace_identity
-from dpscope.analysis.traces.ranks.matching import RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.origin import code_digest
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.whole_steps import far_longer
@@ -148,8 +148,8 @@ def _matched(attributions: Sequence[Attribution], table: Table, trace_of_row: np
         RankOrigin(trace.rank if trace.rank is not None else -1, trace.zero_ns, trace.host)
         for trace in traces
     ]
-    windows = windows_of([trace_identity(attribution) for attribution in attributions])
-    return match_windows(table, trace_of_row, windows, origins).rows
+    recordings = recordings_of([trace_identity(attribution) for attribution in attributions])
+    return match_recordings(table, trace_of_row, recordings, origins).rows
 
 
 def _of_rank(

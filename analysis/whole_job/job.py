@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.process_pool import over_cores
-from dpscope.analysis.traces.ranks.readers import Found
+from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.whole_job import dumps, inspector
 from dpscope.analysis.whole_job.records import UNKNOWN_NS, Group, Process
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
@@ -63,7 +63,7 @@ class RecordedJob:
         return self.groups[group.key].ranks
 
 
-def read_job(found: Found, max_bytes: int, hosts: Path | None = None) -> RecordedJob:
+def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> RecordedJob:
     """The job that the files record; raises DpscopeError for files of several jobs, or if none can
     be read.
 

@@ -27,9 +27,9 @@ from dpscope.analysis.traces.merge.rewrite import (
     writing,
 )
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
-from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
+from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.kineto import named_collectives, trace_identity
-from dpscope.analysis.traces.ranks.matching import MatchedRanks, RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.matching import MatchedRanks, RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary, rank_order
 from dpscope.analysis.traces.ranks.readers import Paths, find_traces
@@ -182,7 +182,7 @@ def _matched(ranks: Sequence[RankFile], origins: Sequence[RankOrigin]) -> Matche
     """All ranks' collectives, by the ranks' positions."""
     table = joined([rank.collectives.assign(rank=position) for position, rank in enumerate(ranks)])
     trace = np.repeat(np.arange(len(ranks)), [len(rank.collectives) for rank in ranks])
-    return match_windows(table, trace, windows_of([rank.identity for rank in ranks]), origins)
+    return match_recordings(table, trace, recordings_of([rank.identity for rank in ranks]), origins)
 
 
 def _without_counts(findings: Sequence[Finding]) -> list[Finding]:

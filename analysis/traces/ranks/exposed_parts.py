@@ -98,14 +98,14 @@ def waits_by_step(table: Table) -> Table:
     parts (a collective's first wait_j microseconds): gloo's collectives queue side by side, and a
     wait shared by several of them is lost once.
     """
-    known = table.take(table.known("wait_us"))
-    steps = known.group(*_KEYS, in_order=True)
+    matched = table.take(table.known("wait_us"))
+    steps = matched.group(*_KEYS, in_order=True)
     return (
-        known.take(steps.first)
+        matched.take(steps.first)
         .select(_KEYS)
         .assign(
-            transfer_us=steps.sums(known["transfer_us"]),
-            wait_us=steps.sums(lost_once(known, _KEYS)),
+            transfer_us=steps.sums(matched["transfer_us"]),
+            wait_us=steps.sums(lost_once(matched, _KEYS)),
         )
     )
 
@@ -129,14 +129,14 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     If no collective of the job was matched, wait and transfer are NA and all exposed communication
     is `other`: not split.
     """
-    found = _with_columns(steps, waits_by_step(table), ("transfer_us", "wait_us"))
-    found = _with_columns(found, _sums_of_parts(parts), EXPOSED)
-    known = found.known("exposed_us")
-    parts_us = {name: np.where(known, np.nan_to_num(found[name]), np.nan) for name in EXPOSED}
-    if not table.known("wait_us").any() and (found["exposed_us"] > 0).any():
+    whole = _with_columns(steps, waits_by_step(table), ("transfer_us", "wait_us"))
+    whole = _with_columns(whole, _sums_of_parts(parts), EXPOSED)
+    has_exposed = whole.known("exposed_us")
+    parts_us = {name: np.where(has_exposed, np.nan_to_num(whole[name]), np.nan) for name in EXPOSED}
+    if not table.known("wait_us").any() and (whole["exposed_us"] > 0).any():
         other = EXPOSED[-1]
-        return found.assign(**dict.fromkeys(EXPOSED)).assign(**{other: parts_us[other]})
-    return found.assign(**parts_us)
+        return whole.assign(**dict.fromkeys(EXPOSED)).assign(**{other: parts_us[other]})
+    return whole.assign(**parts_us)
 
 
 def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
@@ -147,14 +147,16 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     others is the mean of the column of that name; NA where it is unknown. `exposed_share` is its
     part of the sum over all pairs.
     """
-    known = windows.take(windows.known("exposed_wait_us"))
-    own = parts.having("part", "wait").within(known, STEP_KEYS)
-    sums, ranks = own.group("late_rank", "rank"), known.group("rank")
-    found = Table.of(late_rank=own["late_rank"][sums.first], waiting_rank=own["rank"][sums.first])
-    steps = Table.of(waiting_rank=known["rank"][ranks.first])
+    split_windows = windows.take(windows.known("exposed_wait_us"))
+    waits = parts.having("part", "wait").within(split_windows, STEP_KEYS)
+    sums, ranks = waits.group("late_rank", "rank"), split_windows.group("rank")
+    waiting_pairs = Table.of(
+        late_rank=waits["late_rank"][sums.first], waiting_rank=waits["rank"][sums.first]
+    )
+    steps = Table.of(waiting_rank=split_windows["rank"][ranks.first])
     count = np.append(ranks.sizes, np.nan)[pairs.places_in(steps, ("waiting_rank",))]
-    total_us = np.append(sums.sums(own["time_us"]), 0.0)[
-        pairs.places_in(found, ("late_rank", "waiting_rank"))
+    total_us = np.append(sums.sums(waits["time_us"]), 0.0)[
+        pairs.places_in(waiting_pairs, ("late_rank", "waiting_rank"))
     ]
     mean_us = total_us / count
     every_us = float(np.nansum(mean_us))
@@ -254,14 +256,18 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     edges = np.unique(
         np.concatenate([times for piece in pieces for times in (piece.starts, piece.ends)])
     )
+    # nothing begins or ends between two edges: what holds in the middle holds from one to the other
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     stretch = within.row_at(middles)
     inside = (stretch >= 0) & (lengths > _ROUNDING_US)
     middles, lengths, stretch = middles[inside], lengths[inside], stretch[inside]
     part, row = np.full(len(middles), PARTS.index("other")), np.full(len(middles), -1)
     for code, name in reversed(list(enumerate(PARTS))):  # the first part has precedence
-        found = by_part[name].row_at(middles)
-        part, row = np.where(found >= 0, code, part), np.where(found >= 0, found, row)
+        row_of_part = by_part[name].row_at(middles)
+        part, row = (
+            np.where(row_of_part >= 0, code, part),
+            np.where(row_of_part >= 0, row_of_part, row),
+        )
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
     late, size = (np.append(collectives[name], UNKNOWN) for name in ("late_rank", "bytes"))
     place = np.where(row >= 0, row, len(collectives))
@@ -310,14 +316,16 @@ def messages_of(
     windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]
 ) -> Messages:
     """From whole windows, `exposed_parts` and the collectives of these windows."""
-    own = parts.within(windows, STEP_KEYS)
-    own = own.take(
-        own.known("bytes") & ~own.words("part").isin("wait") & ~own.words("kind").isin("broadcast")
+    sized = parts.within(windows, STEP_KEYS)
+    sized = sized.take(
+        sized.known("bytes")
+        & ~sized.words("part").isin("wait")
+        & ~sized.words("kind").isin("broadcast")
     )
-    small, count = is_small(own), max(len(windows), 1)
-    transfer, reduces = own.words("part").isin("transfer"), own.words("kind").isin(*reducing)
+    small, count = is_small(sized), max(len(windows), 1)
+    transfer, reduces = sized.words("part").isin("transfer"), sized.words("kind").isin(*reducing)
     small_us, small_transfer_us, large_us = (
-        float(own["time_us"][rows].sum()) / count
+        float(sized["time_us"][rows].sum()) / count
         for rows in (small, small & transfer, ~small & reduces)
     )
     return Messages(

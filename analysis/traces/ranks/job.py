@@ -370,18 +370,18 @@ class Job:
     @cached_property
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
-        found = ledger_of(self.whole_windows, self.tables.exposed_parts)
+        ledger = ledger_of(self.whole_windows, self.tables.exposed_parts)
         left_out = far_longer_count(self.tables.steps) if self.cycle == 1 else 0
-        return None if found is None else replace(found, left_out_steps=left_out)
+        return None if ledger is None else replace(ledger, left_out_steps=left_out)
 
     @cached_property
     def messages(self) -> Messages:
         """What is exposed of small collectives, and of large reductions."""
-        parts, own = self.tables.exposed_parts, self.whole_collectives
+        parts, of_steps = self.tables.exposed_parts, self.whole_collectives
         return exposed_parts.messages_of(
             self.whole_windows,
             parts,
-            own,
+            of_steps,
             sorted(collectives.REDUCING),
         )
 
@@ -395,21 +395,21 @@ class Job:
         """`traced_ledger` with the contention among the job's own kernels; None if communication is
         unknown.
         """
-        found = self.traced_ledger if self.communication_known else None
-        return with_contention(found, self.contentions) if found is not None else None
+        traced = self.traced_ledger if self.communication_known else None
+        return with_contention(traced, self.contentions) if traced is not None else None
 
     @cached_property
     def waits_caused(self) -> Table:
         """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if
         waits are unknown.
         """
-        own = self.step_collectives
-        repeats = np.unique(own["repeat"]).tolist() if self.communication_known else []
+        matched = self.step_collectives
+        repeats = np.unique(matched["repeat"]).tolist() if self.communication_known else []
         alone = len(repeats) == 1  # without a copy of all collectives
         pairs = (
-            lateness.waits_by_pair(own if alone else own.take(own["repeat"] == repeat)).assign(
-                repeat=repeat
-            )
+            lateness.waits_by_pair(
+                matched if alone else matched.take(matched["repeat"] == repeat)
+            ).assign(repeat=repeat)
             for repeat in repeats
         )
         return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])

@@ -3,7 +3,7 @@ where they lie.
 
 Traces are of one job where recorded world size and times agree. Times are compared on one host's
 clock; hosts' clocks may differ. Traces that agree and claim the same rank are
-separated by folder and host. Successive windows of one process are one job. Whatever cannot be
+separated by folder and host. Successive recordings of one process are one job. Whatever cannot be
 separated stands alone, since nothing may be averaged over jobs.
 """
 
@@ -180,19 +180,19 @@ def _moment(since_1970_ns: int) -> str | None:
     )
 
 
-def windows_of(traces: Sequence[TraceSummary]) -> list[Indices]:
-    """One job's traces by profiled window, in order of time: each process once in each; one window
-    unless one is there twice.
+def recordings_of(traces: Sequence[TraceSummary]) -> list[Indices]:
+    """One job's traces by recording, in order of time: each process once in each; one recording
+    unless a process is there twice.
     """
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
     every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
     if all(trace.start_ns is not None for trace in every):
-        windows = _stretches_joined([[trace] for trace in every], 0)
+        recordings = _stretches_joined([[trace] for trace in every], 0)
     else:
         by_first_step = grouped((trace.first_step or 0, trace) for trace in every)
-        windows = [window for _, window in sorted(by_first_step.items())]
-    return [[trace.index for trace in window] for window in windows]
+        recordings = [recording for _, recording in sorted(by_first_step.items())]
+    return [[trace.index for trace in recording] for recording in recordings]
 
 
 def _by_world_size(part: _Part) -> list[_Part]:
@@ -222,7 +222,7 @@ def _by_time(part: _Part) -> list[_Part]:
     for on_host in by_host:
         jobs: list[_Part] = []
         for stretch in _stretches_joined([[trace] for trace in on_host], _ONE_CLOCK_NS):
-            continued = next((job for job in jobs if _are_later_windows(job, stretch)), None)
+            continued = next((job for job in jobs if _are_later_recordings(job, stretch)), None)
             if continued is None:
                 jobs.append(stretch)
             else:
@@ -256,7 +256,7 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     return [_in_order(part) for part in joined]
 
 
-def _are_later_windows(earlier: _Part, later: _Part) -> bool:
+def _are_later_recordings(earlier: _Part, later: _Part) -> bool:
     """Whether all are of processes that were traced before, with later steps."""
     last_steps = [
         (trace.process, trace.last_step)
@@ -273,13 +273,13 @@ def _are_later_windows(earlier: _Part, later: _Part) -> bool:
 
 
 def _is_one_job(part: _Part) -> bool:
-    """Whether each rank is there once, or several times as windows of one process with steps of
+    """Whether each rank is there once, or several times as recordings of one process with steps of
     different numbers.
     """
     by_time = sorted(part, key=lambda trace: (trace.start_ns or 0, trace.first_step or 0))
     by_rank = grouped((trace.rank, trace) for trace in by_time).values()
     neighbours = chain.from_iterable(map(pairwise, by_rank))
-    return all(_are_later_windows([earlier], [later]) for earlier, later in neighbours)
+    return all(_are_later_recordings([earlier], [later]) for earlier, later in neighbours)
 
 
 def _by_folder(part: _Part, depth: int = 1) -> list[_Part]:

@@ -54,7 +54,7 @@ def waits_by_pair(table: Table) -> Table:
     lost_us = lost_once(waiting, ("late_rank", "rank", "step"))
     pairs = waiting.group("late_rank", "rank", in_order=True)
     first, wait_us = waiting.take(pairs.first), pairs.sums(lost_us)
-    found = Table.of(
+    by_pair = Table.of(
         late_rank=first["late_rank"],
         waiting_rank=first["rank"],
         collectives=pairs.sizes,
@@ -63,7 +63,7 @@ def waits_by_pair(table: Table) -> Table:
         wait_per_step_us=wait_us / max(steps, 1),
         share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
     )
-    return found.take(np.argsort(-wait_us, kind="stable"))
+    return by_pair.take(np.argsort(-wait_us, kind="stable"))
 
 
 def late_ranks(table: Table) -> IntColumn:
@@ -71,17 +71,17 @@ def late_ranks(table: Table) -> IntColumn:
     transfer itself.
     """
     late = np.full(len(table), UNKNOWN)
-    known = np.flatnonzero(table.known("wait_us") & table.known("match"))
-    own = table.take(known)
-    matches = _by_repeat(own, "match")
-    duration_us = own["duration_us"]
+    rows = np.flatnonzero(table.known("wait_us") & table.known("match"))
+    matched = table.take(rows)
+    matches = _by_repeat(matched, "match")
+    duration_us = matched["duration_us"]
     least_us = matches.least(duration_us)
     is_shortest = duration_us == least_us[matches.code]
     places = np.flatnonzero(is_shortest)[::-1]
     shortest = np.zeros(len(matches), dtype=np.int64)
     shortest[matches.code[places]] = places  # of equals the first
-    last = own["rank"][shortest]
-    late[known] = last[matches.code]
+    last = matched["rank"][shortest]
+    late[rows] = last[matches.code]
     return late
 
 
@@ -91,12 +91,12 @@ def _matched(table: Table) -> Table:
     Ranks may count their steps from different values: `job_step` is the lowest label that a
     collective's ranks give its step.
     """
-    known = table.take(table.known("wait_us") & table.known("match"))
-    matches, none = _by_repeat(known, "match"), np.iinfo(np.int64).max
+    matched = table.take(table.known("wait_us") & table.known("match"))
+    matches, none = _by_repeat(matched, "match"), np.iinfo(np.int64).max
     lowest = np.full(len(matches), none)
-    np.minimum.at(lowest, matches.code, np.where(known.known("step"), known["step"], none))
+    np.minimum.at(lowest, matches.code, np.where(matched.known("step"), matched["step"], none))
     lowest = np.where(lowest == none, UNKNOWN, lowest)
-    return known.assign(late_rank=late_ranks(known), job_step=lowest[matches.code])
+    return matched.assign(late_rank=late_ranks(matched), job_step=lowest[matches.code])
 
 
 def _waiting(matched: Table) -> Table:

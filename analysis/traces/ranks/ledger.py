@@ -143,22 +143,22 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     every = windows.take(windows.known("step_us"))
     if not len(every):
         return None
-    known = every.take(critical_rows(every))
-    several, count = len(known) < len(every), len(known)
-    own = parts.within(known, STEP_KEYS)
-    devices = known.group("device", in_order=True)
+    critical = every.take(critical_rows(every))
+    several, count = len(critical) < len(every), len(critical)
+    exposed = parts.within(critical, STEP_KEYS)
+    devices = critical.group("device", in_order=True)
     means: dict[str, Any] = {
-        name: known.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)
+        name: critical.mean(name) for name in (*(f"{part}_us" for part in STEP_PARTS), *_OTHERS)
     }
     return Ledger(
-        traced_step_us=float(known["step_us"].mean()),
+        traced_step_us=float(critical["step_us"].mean()),
         **means,
-        transfer_by_kind_us=_by(own, "transfer", "kind", count),
-        other_by_kind_us=_by(own, "other", "kind", count),
-        wait_by_rank_us=_by(own, "wait", "late_rank", count),
+        transfer_by_kind_us=_by(exposed, "transfer", "kind", count),
+        other_by_kind_us=_by(exposed, "other", "kind", count),
+        wait_by_rank_us=_by(exposed, "wait", "late_rank", count),
         windows=count,
-        steps=step_count(known),
-        critical_device=int(known["device"][devices.first[devices.sizes.argmax()]])
+        steps=step_count(critical),
+        critical_device=int(critical["device"][devices.first[devices.sizes.argmax()]])
         if several
         else None,
         devices_exposed_us=every.mean("exposed_us") if several else None,
@@ -167,10 +167,10 @@ def ledger_of(windows: Table, parts: Table) -> Ledger | None:
 
 def _by(parts: Table, part: str, label: str, windows: int) -> dict[Any, float]:
     """Per step by the values of a column, "unknown" where it has none, largest first."""
-    own = parts.having("part", part)
-    labels = own.group(label, in_order=True)
-    time_us = labels.sums(own["time_us"]) / windows
+    of_part = parts.having("part", part)
+    labels = of_part.group(label, in_order=True)
+    time_us = labels.sums(of_part["time_us"]) / windows
     order = np.argsort(-time_us, kind="stable")
-    named = own.take(labels.first[order]).records((label,))
+    named = of_part.take(labels.first[order]).records((label,))
     names = ["unknown" if row[label] is None else row[label] for row in named]
     return dict(zip(names, time_us[order].tolist(), strict=True))

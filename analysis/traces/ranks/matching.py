@@ -132,24 +132,24 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     return MatchedRanks(table, unmatched + of_unknown_groups, tuple(findings))
 
 
-def match_windows(
+def match_recordings(
     collectives: Table,
     trace: IntColumn,
-    windows: Sequence[Sequence[int]],
+    recordings: Sequence[Sequence[int]],
     origins: Sequence[RankOrigin],
 ) -> MatchedRanks:
-    """As `match_tables`, window by window where processes were traced several times; rows stay in
+    """As `match_tables`, recording by recording where processes were traced several times; rows stay in
     order.
 
-    `trace` is each row's trace, an index into `origins`; `windows` are traces of the same time, as
-    `windows_of` gives them.
+    `trace` is each row's trace, an index into `origins`; `recordings` are traces of the same time,
+    as `recordings_of` gives them.
     """
-    if len(windows) == 1:
+    if len(recordings) == 1:
         return match_tables([collectives], origins)
     parts, places, first_match = [], [], 0
-    for window in windows:
-        rows = np.flatnonzero(np.isin(trace, window))
-        part = match_tables([collectives.take(rows)], [origins[index] for index in window])
+    for recording in recordings:
+        rows = np.flatnonzero(np.isin(trace, recording))
+        part = match_tables([collectives.take(rows)], [origins[index] for index in recording])
         match = part.rows["match"]
         moved = part.rows.assign(match=np.where(match == UNKNOWN, UNKNOWN, match + first_match))
         parts.append(replace(part, rows=moved))

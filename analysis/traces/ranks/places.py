@@ -125,23 +125,23 @@ def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) 
     such block; else the position among its host's ranks. Raises DpscopeError if `switches` contains
     none of the hosts.
     """
-    known = [summary for summary in summaries if summary.rank is not None]
-    hosts = [place.host or place.read_on for place in known]
+    numbered = [summary for summary in summaries if summary.rank is not None]
+    hosts = [place.host or place.read_on for place in numbered]
     # By its full or short name.
-    found = [
+    switch_of_host = [
         None if host is None else switches.get(host) or switches.get(host.partition(".")[0])
         for host in hosts
     ]
     named = [host for host in hosts if host is not None]
-    if switches and named and not any(found):
+    if switches and named and not any(switch_of_host):
         raise DpscopeError(
             f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
         )
     table = Table.of(
-        rank=[place.rank for place in known],
+        rank=[place.rank for place in numbered],
         host=hosts,
-        local_rank=[None] * len(known),
-        switch=found,
+        local_rank=[None] * len(numbered),
+        switch=switch_of_host,
     )
     table = table.take(table.group("rank").first)
     rows = np.flatnonzero(table.known("host"))
@@ -216,26 +216,26 @@ def _of_late_ranks(caused: Table, column: str, ranks: Table) -> FloatColumn:
     rank is the late one.
     """
     late = caused.group("late_rank")
-    found = Table.of(rank=caused["late_rank"][late.first])
-    return np.append(late.sums(caused[column]), 0.0)[ranks.places_in(found, ("rank",))]
+    late_ranks = Table.of(rank=caused["late_rank"][late.first])
+    return np.append(late.sums(caused[column]), 0.0)[ranks.places_in(late_ranks, ("rank",))]
 
 
 def spreads(means: Table) -> list[RankSpread]:
     """The spread of each quantity in `rank_means` that is known for any rank."""
-    found = []
+    by_quantity = []
     for name in QUANTITIES:
-        known = means.take(means.known(name))
-        if not len(known):
+        measured = means.take(means.known(name))
+        if not len(measured):
             continue
-        values = known[name]
+        values = measured[name]
         median = float(np.median(values))
         far = values > median + _FAR * float(np.median(np.abs(values - median)))
         low, high = np.quantile(values, (0.05, 0.95)).tolist()
-        worst, worst_rank = float(values.max()), int(known["rank"][values.argmax()])
-        found.append(
+        worst, worst_rank = float(values.max()), int(measured["rank"][values.argmax()])
+        by_quantity.append(
             RankSpread(name, len(values), median, low, high, worst, worst_rank, int(far.sum()))
         )
-    return found
+    return by_quantity
 
 
 def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
@@ -245,18 +245,18 @@ def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
     `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that
     its ranks cause, 0..1.
     """
-    known, caused = places.take(places.known(by)), analysis.waits_caused
+    placed, caused = places.take(places.known(by)), analysis.waits_caused
     if not len(caused):
-        known = known.take(np.zeros(len(known), dtype=bool))
-    groups = known.group(by, in_order=True)
-    wait_us = np.append(means["wait_us"], np.nan)[known.places_in(means, ("rank",))]
-    found = known.take(groups.first).select((by,))
-    found = found.assign(
+        placed = placed.take(np.zeros(len(placed), dtype=bool))
+    groups = placed.group(by, in_order=True)
+    wait_us = np.append(means["wait_us"], np.nan)[placed.places_in(means, ("rank",))]
+    folded = placed.take(groups.first).select((by,))
+    folded = folded.assign(
         ranks=groups.sizes,
         wait_us=groups.means(wait_us),
-        caused_share=groups.sums(_of_late_ranks(caused, "share", known)),
+        caused_share=groups.sums(_of_late_ranks(caused, "share", placed)),
     )
-    return found.take(np.argsort(-found["caused_share"], kind="stable"))
+    return folded.take(np.argsort(-folded["caused_share"], kind="stable"))
 
 
 def with_host_findings(analysis: Job, places: Table) -> Job:

@@ -107,8 +107,8 @@ class RankTables:
 
     def timelines(self, places: Iterable[int]) -> list[StepTimeline]:
         """The drawn steps of those of these ranks that have one."""
-        found = [timeline_of(self.ranks[place].timeline) for place in places]
-        return [timeline for timeline in found if timeline is not None]
+        drawn = [timeline_of(self.ranks[place].timeline) for place in places]
+        return [timeline for timeline in drawn if timeline is not None]
 
     def take(self, places: Sequence[int]) -> "RankTables":
         """The ranks at these places, in this order."""

@@ -50,8 +50,8 @@ class Reader:
 
     def read(self, file: Path, limits: ReadLimits) -> RankTables:
         """The tables of the ranks in a file; raises DpscopeError where it cannot be read."""
-        found: RankTables = import_module(f"{__package__}.{self.module}").read(file, limits)
-        return found
+        tables: RankTables = import_module(f"{__package__}.{self.module}").read(file, limits)
+        return tables
 
 
 PARTIALS = Reader("partial", (".dpscope",), "partial")
@@ -79,7 +79,7 @@ READERS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """Files of one format, and why others of their folders are not read."""
 
     reader: Reader
@@ -92,7 +92,7 @@ def as_paths(paths: Paths) -> list[Path]:
     return [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
 
 
-def find_files(paths: Paths) -> Found:
+def find_files(paths: Paths) -> FoundFiles:
     """The files among the paths, and what reads them: files as named, folders searched.
 
     A named file is read as a trace unless its name is another format's. What cannot be searched
@@ -103,16 +103,16 @@ def find_files(paths: Paths) -> Found:
     files: list[Path] = []
     unread: dict[Path, str] = {}
     for path in as_paths(paths):
-        found = _found_in(path)
-        places.setdefault(found.reader, path)
-        files += found.files
-        unread |= found.unread
+        of_path = _found_in(path)
+        places.setdefault(of_path.reader, path)
+        files += of_path.files
+        unread |= of_path.unread
     (reader, first), *others = places.items()
     for other, place in others:
         raise DpscopeError(
             f"{first} is read as {reader.name} and {place} as {other.name}: give one kind of them alone"
         )
-    return Found(reader, files, unread)
+    return FoundFiles(reader, files, unread)
 
 
 def find_traces(paths: Paths) -> list[Path]:
@@ -124,13 +124,11 @@ def find_traces(paths: Paths) -> list[Path]:
 
 def why_no_events(paths: Paths) -> str:
     """Why the files hold no events; empty if they do. Raises DpscopeError as `find_files`."""
-    found = find_files(paths)
-    if found.reader.has_events:
+    chosen = find_files(paths)
+    if chosen.reader.has_events:
         return ""
-    named = found.reader.name
-    return (
-        f"{found.files[0]} is a {named} and holds no events, which are needed here; name the traces"
-    )
+    named = chosen.reader.name
+    return f"{chosen.files[0]} is a {named} and holds no events, which are needed here; name the traces"
 
 
 def holds_files(path: Path) -> bool:
@@ -141,7 +139,7 @@ def holds_files(path: Path) -> bool:
         return False
 
 
-def _found_in(path: Path) -> Found:
+def _found_in(path: Path) -> FoundFiles:
     if not os.path.isdir(path):
         if not _unless_hidden(path.exists):
             raise DpscopeError(
@@ -151,11 +149,11 @@ def _found_in(path: Path) -> Found:
             raise DpscopeError(
                 f"{path} is a table, not a trace: give a table of times to dpscope estimate"
             )
-        return Found(_reader_of(path) or TRACES, [path])
+        return FoundFiles(_reader_of(path) or TRACES, [path])
     by_reader = _inside(path)
     for reader in READERS:
         if files := by_reader.get(reader):
-            return Found(reader, sorted(files, key=natural_order), _others(by_reader, reader))
+            return FoundFiles(reader, sorted(files, key=natural_order), _others(by_reader, reader))
     patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
     raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")
@@ -177,9 +175,9 @@ def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, 
 
 
 def _inside(folder: Path) -> dict[Reader, list[Path]]:
-    found: dict[Reader, list[Path]] = {TRACES: []}
+    by_reader: dict[Reader, list[Path]] = {TRACES: []}
     files: list[Path] = []
-    walk = os.walk(folder, onerror=lambda error: found[TRACES].append(Path(error.filename)))
+    walk = os.walk(folder, onerror=lambda error: by_reader[TRACES].append(Path(error.filename)))
     # by their names first, since each may have to be opened
     for parent, _, names in walk:
         files += (Path(parent, name) for name in names)
@@ -191,8 +189,8 @@ def _inside(folder: Path) -> dict[Reader, list[Path]]:
     for file in files:
         reader = _reader_of(file)
         if reader is not None and _unless_hidden(file.is_file):
-            found.setdefault(reader, []).append(file)
-    return found
+            by_reader.setdefault(reader, []).append(file)
+    return by_reader
 
 
 def _reader_of(file: Path) -> Reader | None:

@@ -144,11 +144,11 @@ def far_longer_steps(steps: Table, name: str = "") -> Iterator[Finding]:
     long, usual = steps.take(far), whole_steps(steps)
     texts = []
     for rows in long.group("repeat", "step").rows():
-        own = long.take(rows)
+        of_step = long.take(rows)
         texts.append(
             _longer_step(
-                own,
-                usual.take(usual["repeat"] == own["repeat"][0]),
+                of_step,
+                usual.take(usual["repeat"] == of_step["repeat"][0]),
             )
         )
     left = len(usual.group("repeat", "step"))
@@ -187,8 +187,8 @@ def step_times_apart(steps: Table) -> list[Finding]:
     """An error where median steps of ranks are FAR_APART; `steps` are whole steps."""
     medians: dict[int, float] = {}
     for rows in steps.group("rank", in_order=True).rows():
-        own = steps.take(rows)
-        medians[int(own["rank"][0])] = float(np.median(own["step_us"]))
+        of_rank = steps.take(rows)
+        medians[int(of_rank["rank"][0])] = float(np.median(of_rank["step_us"]))
     if not medians or max(medians.values()) <= FAR_APART * min(medians.values()):
         return []
 

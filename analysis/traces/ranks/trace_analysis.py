@@ -12,8 +12,8 @@ import numpy as np
 
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_waits
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
-from dpscope.analysis.traces.ranks.jobs import find_jobs, windows_of
-from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_windows
+from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
+from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import (
@@ -88,19 +88,19 @@ def _each_job(
     """
     whole, holders = _read(paths, limits, progress)
     kept = whole.each_once()
-    found = find_jobs(
+    grouped_traces = find_jobs(
         [whole.ranks[place].summary for place in kept],
         [holders[place] for place in kept],
         [not_read(file.message) for file in whole.unread],
     )
     if one_alone:
-        require_one_job(found.jobs, paths, one_alone)
+        require_one_job(grouped_traces.jobs, paths, one_alone)
     jobs: dict[str, RankTables] = {}
-    for name, traces in found.jobs.items():
+    for name, traces in grouped_traces.jobs.items():
         jobs[name] = whole.take([kept[trace] for trace in traces])
     del whole  # at thousands of ranks as large as the analysis
     for name in list(jobs):
-        yield name, analyze_job(jobs.pop(name), found.of(name))
+        yield name, analyze_job(jobs.pop(name), grouped_traces.of(name))
 
 
 def _read(
@@ -109,18 +109,18 @@ def _read(
     """The ranks of the files that could be read, and each one's file; raises as
     `analyze_traces`.
     """
-    found = find_files(paths)
+    traces = find_files(paths)
     named = {path for path in as_paths(paths) if not os.path.isdir(path)}
     parts: list[RankTables] = []
     holders: list[Path] = []
-    unread = [Unread(str(file), reason) for file, reason in found.unread.items()]
+    unread = [Unread(str(file), reason) for file, reason in traces.unread.items()]
     outcomes = read_files(
-        found.files,
+        traces.files,
         limits,
         progress,
-        found.reader,
+        traces.reader,
     )
-    for file, outcome in zip(found.files, outcomes, strict=True):
+    for file, outcome in zip(traces.files, outcomes, strict=True):
         if not isinstance(outcome, DpscopeError):
             parts.append(outcome)
             holders += [file] * len(outcome.ranks)
@@ -132,7 +132,7 @@ def _read(
     if not whole.ranks:
         reasons = [one.message for one in whole.unread]
         reasons.append(
-            f"{found.files[0]} contains no rank; name torch.profiler traces, or partials of them"
+            f"{traces.files[0]} contains no rank; name torch.profiler traces, or partials of them"
         )
         raise none_read(reasons[0])
     return whole, holders
@@ -208,12 +208,12 @@ def read_kept(files: Sequence[Path]) -> RankTables:
     """
     from dpscope.analysis.traces.ranks.kept_tables import read_files_once
 
-    found: list[RankTables] = []
+    kept: list[RankTables] = []
     for outcome in read_files_once(files):
         if isinstance(outcome, DpscopeError):
             raise outcome
-        found.append(outcome)
-    whole = join_ranks(found)
+        kept.append(outcome)
+    whole = join_ranks(kept)
     return whole.take(whole.order())
 
 
@@ -221,7 +221,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
     """The tables of ranks as those of a job's repeat, their collectives matched; and what was found
     in matching them.
     """
-    windows = windows_of(job.summaries)  # a process may have been traced several times
+    recordings = recordings_of(job.summaries)  # a process may have been traced several times
     origins = [
         RankOrigin(
             summary.rank if summary.rank is not None else -1,
@@ -230,7 +230,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         )
         for summary in job.summaries
     ]
-    matched = match_windows(_with_sizes(job), job.places("collectives"), windows, origins)
+    matched = match_recordings(_with_sizes(job), job.places("collectives"), recordings, origins)
     collectives, apart = matched.rows, step_times_apart(whole_steps(job.tables["steps"]))
     if apart:
         compared = [

@@ -347,7 +347,10 @@ def _values(column: Column, kind: Kind) -> list[Any]:
     return (
         plain
         if known.all()
-        else [value if own else None for value, own in zip(plain, known.tolist(), strict=True)]
+        else [
+            value if has_value else None
+            for value, has_value in zip(plain, known.tolist(), strict=True)
+        ]
     )
 
 

@@ -55,12 +55,12 @@ class Windows:
         """The window in which each event ends, NO_STEP for those before the first and after the
         last.
         """
-        known = np.flatnonzero(np.isfinite(self.end_us))
-        if not len(known):
+        timed = np.flatnonzero(np.isfinite(self.end_us))
+        if not len(timed):
             return np.full(len(ends_us), NO_STEP, dtype=np.int64)
-        place = np.searchsorted(self.end_us[known], ends_us, side="left")
-        inside = (place < len(known)) & (ends_us > self.start_us[known[0]])
-        return np.where(inside, known[np.minimum(place, len(known) - 1)], NO_STEP)
+        place = np.searchsorted(self.end_us[timed], ends_us, side="left")
+        inside = (place < len(timed)) & (ends_us > self.start_us[timed[0]])
+        return np.where(inside, timed[np.minimum(place, len(timed) - 1)], NO_STEP)
 
     def is_cut(self, steps: IntColumn) -> BoolColumn:
         """Which of these steps, NO_STEP among them, are cut."""
@@ -222,8 +222,8 @@ class Attribution:
         that one records them.
         """
         received: BoolColumn = self.rows(Kind.PEER_COPY) & (self.events.peer == device)
-        own: BoolColumn = self.events.device == device
-        return own | received
+        runs_here: BoolColumn = self.events.device == device
+        return runs_here | received
 
     def by_step(self, mask: BoolColumn) -> list[IntColumn]:
         """For each step those of the marked rows that belong to it, in order: one pass, however
@@ -262,8 +262,12 @@ def attribute(trace: Trace) -> Attribution:
     event belongs to the step in which it starts.
     """
     steps = step_ranges(trace.events)
-    found = _by_launch(trace, steps) if trace.has_accelerator else _by_start(trace, steps)
-    return replace(found, windows=_without_cut_steps(found)) if trace.lacks_events else found
+    attribution = _by_launch(trace, steps) if trace.has_accelerator else _by_start(trace, steps)
+    return (
+        replace(attribution, windows=_without_cut_steps(attribution))
+        if trace.lacks_events
+        else attribution
+    )
 
 
 def _by_start(trace: Trace, steps: StepRanges) -> Attribution:
@@ -290,6 +294,7 @@ def _by_launch(trace: Trace, steps: StepRanges) -> Attribution:
     kind = event_kind.event_kinds(events, launch_row)
     if trace.world_size != 1:
         events, kind = _with_engine_copies(events, kind, launch_row)
+    # the launch row of none is -1, which reads the NaN at the end
     launch_us = np.append(events.start_us, np.nan)[launch_row]
     launched = steps.index_at(launch_us)
     step, windows = _with_those_of_no_launch(events, kind, steps, launched)
@@ -358,8 +363,8 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
         return np.zeros(len(rows), dtype=bool)
     numbers = events.correlation[calls[np.argsort(events.start_us[calls], kind="stable")]]
     in_order = (np.diff(numbers) >= 0).mean() > _IN_ORDER if len(numbers) > 1 else True
-    own = events.correlation[rows]
-    return np.asarray((own > 0) & (own < numbers.min()) & in_order, dtype=bool)
+    own_numbers = events.correlation[rows]
+    return np.asarray((own_numbers > 0) & (own_numbers < numbers.min()) & in_order, dtype=bool)
 
 
 def _without_cut_steps(attribution: Attribution) -> Windows:
@@ -412,9 +417,11 @@ def step_ranges(events: EventTable) -> StepRanges:
     ordered = sorted(
         longest.items(), key=lambda step: (events.start_us[step[1]], events.end_us[step[1]])
     )
-    own = [row for _, row in ordered]
+    rows_in_order = [row for _, row in ordered]
     return StepRanges(
-        tuple(number for number, _ in ordered), events.start_us[own], events.end_us[own]
+        tuple(number for number, _ in ordered),
+        events.start_us[rows_in_order],
+        events.end_us[rows_in_order],
     )
 
 
@@ -426,8 +433,8 @@ def _launch_rows(events: EventTable) -> IntColumn:
     if len(calls):
         calls = calls[np.argsort(events.correlation[calls], kind="stable")]
         place = np.searchsorted(events.correlation[calls], events.correlation[wanted])
-        found = calls[np.minimum(place, len(calls) - 1)]
+        candidates = calls[np.minimum(place, len(calls) - 1)]
         launch[wanted] = np.where(
-            events.correlation[found] == events.correlation[wanted], found, -1
+            events.correlation[candidates] == events.correlation[wanted], candidates, -1
         )
     return launch

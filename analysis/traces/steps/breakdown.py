@@ -67,16 +67,18 @@ def step_tables(attribution: Attribution) -> tuple[Table, Table]:
     microseconds of the rank's own clock. There are none where the trace does not show what was
     communicated.
     """
-    found = list(_device_rows(attribution) if attribution.on_device else _cpu_rows(attribution))
-    rank, rows = attribution.trace.rank, [row for row, _ in found]
+    rows_with_stretches = list(
+        _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
+    )
+    rank, rows = attribution.trace.rank, [row for row, _ in rows_with_stretches]
     table = Table.from_records(rows, COLUMNS).assign(rank=rank)
-    stretches = [exposed for _, exposed in found]
+    stretches = [exposed for _, exposed in rows_with_stretches]
     if communication_lost(attribution):  # nothing shown is not nothing done
         table = table.assign(communication_us=None, hidden_us=None, exposed_us=None)
-        stretches = [intervals.EMPTY] * len(found)
+        stretches = [intervals.EMPTY] * len(rows_with_stretches)
     bounds = np.concatenate([intervals.EMPTY, *stretches])
     places = table.select(("rank", "device", "step")).take(
-        np.repeat(np.arange(len(found)), list(map(len, stretches)))
+        np.repeat(np.arange(len(rows_with_stretches)), list(map(len, stretches)))
     )
     return table, places.assign(start_us=bounds[:, 0], end_us=bounds[:, 1])
 
@@ -90,21 +92,25 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
     in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
     computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
     for device in np.unique(events.device[in_a_step]).tolist():
-        own = in_a_step & attribution.occupies(device)
+        of_device = in_a_step & attribution.occupies(device)
         compute, communication = (
-            intervals.of_events(events, own & selected) for selected in (computes, communicates)
+            intervals.of_events(events, of_device & selected)
+            for selected in (computes, communicates)
         )
         exposed = intervals.difference(communication, compute)
-        inside = _lengths_in_windows(attribution, own, compute, communication)
-        by_time_us = windows.lengths_of(intervals.of_events(events, own & attribution.by_time))
-        own_of_step = attribution.by_step(own)
+        inside = _lengths_in_windows(attribution, of_device, compute, communication)
+        by_time_us = windows.lengths_of(
+            intervals.of_events(events, of_device & attribution.by_time)
+        )
+        of_device_by_step = attribution.by_step(of_device)
         for index in np.flatnonzero(
             np.isfinite(windows.end_us) | windows.hidden | windows.cut
         ).tolist():
             if windows.cut[index]:
                 yield _cut_row(attribution, index) | {"device": device}, intervals.EMPTY
                 continue
-            in_step, start_us = own_of_step[index], windows.start_us[index]
+            in_step, start_us = of_device_by_step[index], windows.start_us[index]
+            # launched by this step, begun while an earlier one ended: cut off, and counted as clipped
             early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
             row: dict[str, object] = {
                 "device": device,
@@ -136,8 +142,8 @@ def _lengths_in_phases(
     work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
     rows = {column: work[phase_of_row[work] == code] for code, column in enumerate(_PHASE_COLUMNS)}
     return {
-        column: intervals.length(intervals.of_events(attribution.events, own))
-        for column, own in rows.items()
+        column: intervals.length(intervals.of_events(attribution.events, of_phase))
+        for column, of_phase in rows.items()
     }
 
 
@@ -147,24 +153,26 @@ def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:
 
 
 def _lengths_in_windows(
-    attribution: Attribution, own: BoolColumn, compute: Intervals, communication: Intervals
+    attribution: Attribution, of_device: BoolColumn, compute: Intervals, communication: Intervals
 ) -> dict[str, FloatColumn]:
     """What one device did in each window, by column: microseconds, NaN for a step without a
     window.
     """
     events, windows = attribution.events, attribution.windows
-    host_copies = intervals.of_events(events, own & attribution.rows(Kind.HOST_COPY))
-    copies = intervals.of_events(events, own & attribution.rows(*COPY_KINDS))
+    host_copies = intervals.of_events(events, of_device & attribution.rows(Kind.HOST_COPY))
+    copies = intervals.of_events(events, of_device & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
     compute_us, communication_us, either_us = map(
         windows.lengths_of, (compute, communication, either)
     )
     with_host_copies_us = windows.lengths_of(intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
+    # by |C ∩ K| = |C| + |K| - |C ∪ K| and |C \ K| = |C ∪ K| - |K|, without cutting intervals
     # From the begin of the call that launched it: the time that a launch takes is none in which
     # nothing was launched.
     launched = intervals.union(
-        np.fmin(attribution.launch_us[own], events.start_us[own]), events.end_us[own]
+        np.fmin(attribution.launch_us[of_device], events.start_us[of_device]),
+        events.end_us[of_device],
     )
     return {
         "step_us": step_us,
@@ -206,11 +214,11 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     pass launched, on all devices of the process: empty without dpscope's ranges. On a CPU the end
     of the last of DDP's copies after each of its forward passes.
     """
-    events, found = attribution.events, dict[int | None, list[float]]()
+    events, ends_us = attribution.events, dict[int | None, list[float]]()
     passes = np.zeros(len(events), dtype=np.int64)  # the forward pass that each event follows
     if attribution.on_device:
         if (phase := _phase_of_launch(attribution)) is None:
-            return found
+            return ends_us
         launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
         last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD))
     else:
@@ -221,8 +229,8 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
         if len(rows):
             reduced = (rows[passes[rows] == pass_number] for pass_number in np.unique(passes[rows]))
-            found[number] = sorted(float(events.end_us[own].max()) for own in reduced)
-    return found
+            ends_us[number] = sorted(float(events.end_us[copies].max()) for copies in reduced)
+    return ends_us
 
 
 def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
@@ -253,8 +261,8 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
                 intervals.EMPTY,
             )
             continue
-        own = intervals.of_events(events, rows)
-        communication = intervals.clip(own, start, end)
+        called = intervals.of_events(events, rows)
+        communication = intervals.clip(called, start, end)
         compute_us = intervals.length_within(compute, np.array([[start, end]]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
@@ -270,7 +278,7 @@ def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
             "hidden_us": hidden_us,
             "exposed_us": communication_us - hidden_us,
             "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
-            "clipped_us": intervals.length(own) - communication_us,
+            "clipped_us": intervals.length(called) - communication_us,
             "partial_window": numbers[index] is None or index == len(numbers) - 1 > 0,
             "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
             **{name: intervals.length_within(compute, spans) for name, spans in in_ranges.items()},
@@ -298,14 +306,14 @@ def compute_by_thread(attribution: Attribution) -> Iterator[tuple[IntColumn, Int
     compute, copies, calls = (np.flatnonzero(attribution.rows(kind)) for kind in kinds)
     waiting_threads, waits = _waits_in_callers(attribution)
     for thread in np.unique(events.thread[compute]).tolist():
-        own_compute, own_copies, own_calls = (
+        operators, copies_here, calls_here = (
             rows[events.thread[rows] == thread] for rows in (compute, copies, calls)
         )
-        own_waits = np.concatenate(
-            (intervals.spans(events, own_calls), waits[waiting_threads == thread])
+        waits_here = np.concatenate(
+            (intervals.spans(events, calls_here), waits[waiting_threads == thread])
         )
-        own = _innermost(intervals.spans(events, own_compute), own_waits)
-        yield own_compute, intervals.difference(own, intervals.of_events(events, own_copies))
+        computed = _innermost(intervals.spans(events, operators), waits_here)
+        yield operators, intervals.difference(computed, intervals.of_events(events, copies_here))
 
 
 def _innermost(operators: Intervals, waits: Intervals) -> Intervals:

@@ -65,7 +65,7 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     as many, or only some ranges record their size, since a worker had not closed its last one when
     the tracer stopped, a range that began within an operator is that one's (torch up to 2.11).
     """
-    found = np.full(len(rows), -1, dtype=np.int64)
+    operator_of_range = np.full(len(rows), -1, dtype=np.int64)
     kinds = np.array(
         [
             collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None
@@ -81,18 +81,18 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     for row, args in events.communication.items():
         elements[row] = args.input_elements or 0
     for kind in carried_out:
-        own = np.flatnonzero(kinds[events.name[rows]] == kind)
+        of_kind = np.flatnonzero(kinds[events.name[rows]] == kind)
         operators = np.flatnonzero(operator & (kinds == kind)[events.name])
-        if len(operators) != len(own) or len(np.unique(elements[rows[own]] > 0)) > 1:
-            found[own] = _around(events, rows[own], operators)
+        if len(operators) != len(of_kind) or len(np.unique(elements[rows[of_kind]] > 0)) > 1:
+            operator_of_range[of_kind] = _around(events, rows[of_kind], operators)
             continue
         # By size and, within a size, by start: gloo's workers may begin works of several sizes out
         # of order.
-        own = own[np.lexsort((events.start_us[rows[own]], elements[rows[own]]))]
+        of_kind = of_kind[np.lexsort((events.start_us[rows[of_kind]], elements[rows[of_kind]]))]
         operators = operators[np.lexsort((events.start_us[operators], elements[operators]))]
-        if (events.start_us[operators] <= events.end_us[rows[own]]).all():
-            found[own] = operators
-    return found
+        if (events.start_us[operators] <= events.end_us[rows[of_kind]]).all():
+            operator_of_range[of_kind] = operators
+    return operator_of_range
 
 
 def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntColumn:

@@ -136,16 +136,20 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
     Ranges of a thread nest: two of them never overlap in part.
     """
     result = np.full(len(at_rows), -1, dtype=np.int64)
-    ranges, known = np.flatnonzero(candidates), np.flatnonzero(at_rows >= 0)
-    threads = events.thread[at_rows[known]]
+    ranges, given = np.flatnonzero(candidates), np.flatnonzero(at_rows >= 0)
+    threads = events.thread[at_rows[given]]
     for thread in np.intersect1d(threads, events.thread[ranges]):
-        own = ranges[events.thread[ranges] == thread]
-        own = own[np.lexsort((-events.duration_us[own], events.start_us[own]))]
-        mine = known[threads == thread]
+        of_thread = ranges[events.thread[ranges] == thread]
+        of_thread = of_thread[
+            np.lexsort((-events.duration_us[of_thread], events.start_us[of_thread]))
+        ]
+        given_here = given[threads == thread]
         index = innermost_at(
-            events.start_us[own], events.end_us[own], events.start_us[at_rows[mine]]
+            events.start_us[of_thread],
+            events.end_us[of_thread],
+            events.start_us[at_rows[given_here]],
         )
-        result[mine] = np.append(own, -1)[index]
+        result[given_here] = np.append(of_thread, -1)[index]
     return result
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
-from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, windows_of
+from dpscope.analysis.traces.ranks.jobs import FoundJobs, find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.what_if.job_profile import job_profile
@@ -115,14 +115,14 @@ def test_a_trace_of_another_world_size_is_left_out_of_a_job() -> None:
     assert list(jobs(elsewhere, *job)) == [".", "other"]
 
 
-def test_later_windows_of_the_same_processes_are_one_job() -> None:
+def test_later_recordings_of_the_same_processes_are_one_job() -> None:
     def window(rank: int, number: int, first_step: int) -> TraceSummary:
         steps = {"first_step": first_step, "last_step": first_step + 2}
         return trace(rank, f"w{number}r{rank}", 60.0 * number, process_id=100 + rank, **steps)
 
     later = [window(rank, number, 5 + 10 * number) for number in (0, 1) for rank in (0, 1)]
     assert jobs(*later) == {"": ["w0r0", "w0r1", "w1r0", "w1r1"]}
-    assert windows_of(later) == [[0, 1], [2, 3]]
+    assert recordings_of(later) == [[0, 1], [2, 3]]
     again = [window(rank, number, 5) for number in (0, 1) for rank in (0, 1)]
     assert list(jobs(*again).values()) == [["w0r0", "w0r1"], ["w1r0", "w1r1"]]
 
