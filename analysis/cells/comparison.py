@@ -207,8 +207,10 @@ class Comparison:
 def _column(name: str, values: Any) -> "pd.Series[Any]":
     import pandas as pd
 
-    if REGISTERED[name].quantity in ("text", "flag"):
-        return pd.Series(values, dtype=object).convert_dtypes()
+    # also where all values are missing
+    words: Any = {"text": "string", "flag": "boolean"}.get(REGISTERED[name].quantity)
+    if words is not None:
+        return pd.Series(values, dtype=words)
     lost = any(value is None for value in values)
     return pd.Series(values, dtype=float) if lost else pd.Series(values)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpscope.analysis.findings.facts import Scale
 from dpscope.analysis.findings.ledger_text import fewer_messages
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
@@ -235,7 +236,11 @@ def _reasons(evidence: Evidence) -> Iterator[OverlapReason]:
             evidence.communication.known("queue_us").any(),
             evidence.communication["queue_us"],
         )
-        waits = f", and collectives wait {show_time(float(np.nansum(queue_us)) / evidence.steps)} a step for a free thread"
+        queued_us = float(np.nansum(queue_us)) / evidence.steps
+        # in the unit of what is exposed, to which it is compared
+        waits = (
+            f", and collectives wait {Scale([exposed]).time(queued_us)} a step for a free thread"
+        )
         shared = (
             f"gloo's threads share the cores with compute ({counted(data.processes, 'process')})"
         )

@@ -22,7 +22,6 @@ from dpscope.analysis.traces.ranks.readers import Paths
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import is_run_folder
 
@@ -114,10 +113,15 @@ class Analysis:
 
     def __repr__(self) -> str:
         cells = ", ".join(self.run.cells)
-        lines = [f"Analysis of {self.run.path}: {cells}"]
-        lines += [self.verdict.setting, *(fact.text for fact in self.verdict.shown)]
-        shown = [shorten(line, _MOST_LETTERS, placeholder=" ...") for line in lines]
-        return "\n".join([*shown, *wrap(f"frames: {', '.join(self.frames)}", _MOST_LETTERS)])
+        title = f"Analysis of {self.run.path}: {cells}"
+        return _outline(title, self.verdict, f"frames: {', '.join(self.frames)}")
+
+
+def _outline(title: str, verdict: Verdict, names: str) -> str:
+    """What print shows: a title, the verdict, and what there is to look at by name."""
+    lines = [title, verdict.setting, *(fact.text for fact in verdict.shown)]
+    shown = [shorten(line, _MOST_LETTERS, placeholder=" ...") for line in lines]
+    return "\n".join([*shown, *wrap(names, _MOST_LETTERS)])
 
 
 def analyze(
@@ -149,12 +153,16 @@ def _read(paths: Sequence[Path]) -> RunData:
 class AnalyzedJob(Job):
     """A `Job` with the verdict on it."""
 
-    __repr__ = short_repr
-
     @cached_property
     def verdict(self) -> Verdict:
         """The facts that `dpscope analyze` prints, and the numbers behind them."""
         return traces_verdict(self)
+
+    def __repr__(self) -> str:
+        tables = "tables: steps, collectives, waits, dp_phases, exposed_parts, kernels"
+        return _outline(
+            f"Job: {self.name}", self.verdict, f"{tables}; ledger, late, summaries, findings"
+        )
 
 
 def _with_verdict(found: Job) -> AnalyzedJob:

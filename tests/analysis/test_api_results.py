@@ -18,6 +18,7 @@ from dpscope.analysis import (
 )
 from dpscope.analysis.cells.columns import columns
 from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
@@ -83,6 +84,23 @@ def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
         analysis.frames["foo"]
     with pytest.raises(KeyError, match="foo: choose from which, cost"):
         analysis.verdict.fact("foo")
+
+
+def test_a_printed_job_is_its_verdict_and_the_names_of_its_tables() -> None:
+    job = analyze_traces(RANK_0)
+    lines = repr(job).splitlines()
+    assert lines[0] == f"Job: {job.name}"
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 120
+    for name in lines[-1].partition("tables: ")[2].replace(";", ",").split(", "):
+        assert hasattr(job, name), name
+    with pytest.raises(DpscopeError, match="no path is given"):
+        analyze_traces([])
+
+
+def test_a_column_of_words_keeps_its_type_where_all_are_missing() -> None:
+    types = analyze(EXAMPLE_RUN).frames["cells"].dtypes
+    assert not [name for name, kind in types.items() if str(kind) == "object"]
 
 
 def test_a_printed_number_has_six_digits_and_no_address_is_printed() -> None:

@@ -99,6 +99,8 @@ def find_files(paths: Paths) -> FoundFiles:
     inside a folder is among the files, and its reader reports why. Raises DpscopeError when a path
     does not exist, a folder holds no file or more than MOST_FILES, or paths are of different formats.
     """
+    if not as_paths(paths):
+        raise DpscopeError("no path is given; name trace files, or a folder of them")
     places: dict[Reader, Path] = {}
     files: list[Path] = []
     unread: dict[Path, str] = {}

@@ -245,5 +245,5 @@ def test_unused_parameters_are_looked_for() -> None:
 def test_gloo_shares_the_cores() -> None:
     (finding,) = no_overlap_finding(even(on_device=False))
     assert finding.severity == "info"
-    shared = "gloo's threads share the cores with compute (2 processes), and collectives wait 300.0 µs a step"
+    shared = "gloo's threads share the cores with compute (2 processes), and collectives wait 0.3 ms a step"
     assert shared in finding.message
