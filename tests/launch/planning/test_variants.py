@@ -2,7 +2,7 @@
 are cut.
 """
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -34,7 +34,8 @@ def test_every_option_stands_in_the_name_of_its_cell() -> None:
     for option, kind in get_type_hints(CellOptions).items():
         default = getattr(CellOptions(), option)
         others = [value for value in get_args(kind) if value != default]
-        names.add(CellOptions(**{option: ANOTHER_VALUE.get(option, others and others[0])}).name)
+        changed: dict[str, Any] = {option: ANOTHER_VALUE.get(option, others and others[0])}
+        names.add(CellOptions(**changed).name)
     assert len(names) == 1 + len(CellOptions.__struct_fields__), "add it to CellOptions.name"
 
 
