@@ -131,6 +131,9 @@ def test_the_late_rank_is_named(ran: Ran) -> None:
         traced(ran.truth.collectives.query("name.str.contains('AllReduce')"), trace)
         for trace in ran.traces("ddp")
     ]
+    for rank, true in enumerate(tables):
+        own = table[(table["rank"] == rank) & (table["kind"] == "all_reduce")]
+        assert list(own.sort_values("start_us")["bytes"]) == list(true["bytes"])
     reduced = pd.concat(tables)
     whole = reduced[reduced["step"] > reduced["step"].min()]
     waits_us = (whole["arrivals_ns"].map(max) - whole["start_ns"]) / 1000
