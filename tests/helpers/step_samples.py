@@ -1,7 +1,5 @@
 """Step times drawn at random: cells whose repeats have a given spread."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from dpscope.analysis.stats.samples import Samples
@@ -23,17 +21,3 @@ def drawn_cell(
     return [
         step_us * level * (1 + STEP_NOISE * generator.standard_normal(STEPS)) for level in levels
     ]
-
-
-def drawn_in_turns(
-    spreads: Sequence[float], repeats: int, shared: float, generator: np.random.Generator
-) -> list[list[Samples]]:
-    """The cells of a run, STEP_US, 2 STEP_US and so on: what slows a repeat of one slows that of
-    each, by `shared`.
-    """
-    turns = np.exp(shared * generator.standard_normal(repeats))
-    cells = [
-        drawn_cell(spread, repeats, generator, STEP_US * place)
-        for place, spread in enumerate(spreads, 1)
-    ]
-    return [[steps * turn for steps, turn in zip(cell, turns, strict=True)] for cell in cells]
