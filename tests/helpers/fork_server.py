@@ -122,8 +122,9 @@ def _serve(listener: socket.socket, owner: int) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     clients: dict[int, socket.socket] = {}
+    watched: list[socket.socket | int] = [listener, woken, owner]
     while True:
-        ready, _, _ = select.select([listener, woken, owner], [], [])
+        ready, _, _ = select.select(watched, [], [])
         if owner in ready:
             shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
             os._exit(0)

@@ -245,7 +245,8 @@ class PlantedNode:
         """
         command = ("-m", "dpscope.launch.cli", *arguments)
         server = fork_server.server(*((name, self.changes[name]) for name in _LOADING))
-        started_by = {fork_server.VARIABLE: server, **(NOTHING if torchrun else LIGHT_TORCHRUN)}
+        started_by = {fork_server.VARIABLE: server, "DPSCOPE_TEST_FORK_READERS": "1"}
+        started_by |= NOTHING if torchrun else LIGHT_TORCHRUN
         return self.run(
             *command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status
         )

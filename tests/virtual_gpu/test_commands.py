@@ -47,6 +47,7 @@ class Ran:
     planted: Planted
     node: PlantedNode
     calibration: dict[str, Any]
+    shown: dict[str, Any]  # what `analyze` shows of the run before
     out: Path  # calibrated, then DDP on two devices of `node`
     after: Path  # the same of `slower`
 
@@ -89,21 +90,21 @@ def ran(
     # before the run adds broadcasts
     calibration = json.loads((out / "calibration.json").read_text())
     run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
-    undisturbed(node, out, *run)
+    shown = undisturbed(node, out, *run)
     slower.dpscope(*run, "--no-calibrate", "--out", str(after))
-    return Ran(planted, node, calibration, out, after)
+    return Ran(planted, node, calibration, shown, out, after)
 
 
-def undisturbed(node: PlantedNode, out: Path, *run: str) -> float:
-    """The step [us] of a run on a node of equal devices, whose ranks wait only where the machine
-    that plays the node was too busy to queue their work: such a run is measured again.
+def undisturbed(node: PlantedNode, out: Path, *run: str) -> dict[str, Any]:
+    """What `analyze` shows of a run on a node of equal devices, whose ranks wait only where the
+    machine that plays the node was too busy to queue their work: such a run is measured again.
     """
     for _ in range(4):
         node.dpscope(*run, "--fresh", "--out", str(out))
-        (cell,) = answer(node, "analyze", str(out))["cells"]
+        shown = answer(node, "analyze", str(out))
+        (cell,) = shown["cells"]
         if cell["exposed_wait_us"] < 0.01 * cell["step_us"]:
-            step_us: float = cell["step_us"]
-            return step_us
+            return shown
     pytest.fail("this machine is too busy: ranks of equal devices waited in each of four runs")
 
 
@@ -112,12 +113,6 @@ def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any
     printed = node.dpscope(*arguments, "--format", "json", status=status)
     found: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
     return found
-
-
-@pytest.fixture(scope="module")
-def shown(ran: Ran) -> dict[str, Any]:
-    """What `analyze` shows of the run before."""
-    return answer(ran.node, "analyze", str(ran.out))
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -168,8 +163,8 @@ def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     """Four devices of the same node, which are measured then."""
     (prediction,) = answer(ran.node, "whatif", str(ran.out), "--devices", "4")["predictions"]
     run = ("run", "--strategy", "ddp", "--devices", "4", "--repeats", "1", *SMALL)
-    step_us = undisturbed(ran.node, tmp_path / "four", *run, "--no-calibrate")
-    assert prediction["low_us"] <= step_us <= prediction["high_us"]
+    (cell,) = undisturbed(ran.node, tmp_path / "four", *run, "--no-calibrate")["cells"]
+    assert prediction["low_us"] <= cell["step_us"] <= prediction["high_us"]
     assert prediction["high_us"] / prediction["low_us"] < 1.5
 
 
@@ -207,15 +202,13 @@ def test_merge(ran: Ran, tmp_path: Path) -> None:
     assert [one["dur"] for one in transfers] == pytest.approx(planted_us, rel=1e-3)
 
 
-def test_a_bundle_is_read_as_the_run_it_holds(
-    ran: Ran, shown: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_bundle_is_read_as_the_run_it_holds(ran: Ran, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.zip"
     ran.node.dpscope("bundle", str(ran.out), "--output", str(bundle))
     with zipfile.ZipFile(bundle) as archive:
         archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    (own,) = shown["cells"]
+    (own,) = ran.shown["cells"]
     (bundled,) = answer(ran.node, "analyze", str(unpacked))["cells"]
     for name in (
         "step_us",
@@ -228,14 +221,12 @@ def test_a_bundle_is_read_as_the_run_it_holds(
         assert bundled[name] == pytest.approx(own[name], rel=1e-6), name
 
 
-def test_tensorboard_shows_the_reports_values(
-    ran: Ran, shown: dict[str, Any], tmp_path: Path
-) -> None:
+def test_tensorboard_shows_the_reports_values(ran: Ran, tmp_path: Path) -> None:
     """HParams hold the cell's columns, and the profiler plugin's Distributed view the hidden
     communication of each whole step.
     """
     folder = write_tensorboard([Path(shutil.copytree(ran.out, tmp_path / "run"))], None)
-    (cell,) = shown["cells"]
+    (cell,) = ran.shown["cells"]
     with serving(folder, tmp_path) as address:
         (session,) = hparams(address, count=1)
         metrics = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
@@ -253,9 +244,9 @@ def test_tensorboard_shows_the_reports_values(
         assert shown_ms == pytest.approx(cell[f"{name}_us"] / 1e3, rel=1e-6, abs=1e-6), name
     assert {len(workers) for workers in steps.values()} == {2}, steps
     compared = 0
-    for one in shown["steps"]:
+    for one in ran.shown["steps"]:
         if not one["partial_window"] and one["repeat"] == 0:
             _, hidden, exposed, _ = steps[str(one["step"])][f"0_{one['rank']}"]
             assert [hidden, exposed] == pytest.approx([one["hidden_us"], one["exposed_us"]], abs=2)
             compared += 1
-    assert compared >= 4, shown["steps"]
+    assert compared >= 4, ran.shown["steps"]

@@ -7,7 +7,8 @@ import and again at exit.
 
 Where the test's process has a server (tests/helpers/fork_server.py), a torchrun and its ranks, a
 command of dpscope that starts jobs, forked_ranks.py and modules that import torch run in forks of
-it, in which torch is imported already. Within `light_jobs` torchrun becomes light_torchrun.py.
+it, in which torch is imported already; where DPSCOPE_TEST_FORK_READERS is set, also the commands
+that read what a job left. Within `light_jobs` torchrun becomes light_torchrun.py.
 """
 
 import atexit
@@ -20,6 +21,7 @@ _FORKED_RANKS, _LIGHT_TORCHRUN = (
     os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py")
 )
 _COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
+_READERS = ("analyze", "bundle", "compare", "merge", "whatif")
 _MODULES = (
     *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
     *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),
@@ -42,10 +44,9 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
             "--max-restarts=0",
         } <= {*arguments}
         return [_LIGHT_TORCHRUN, *arguments[2:]] if light else arguments
+    forked = _COMMANDS + _READERS * ("DPSCOPE_TEST_FORK_READERS" in os.environ)
     command = (
-        arguments[:2] == ["-m", "dpscope.launch.cli"]
-        and arguments[2:3]
-        and arguments[2] in _COMMANDS
+        arguments[:2] == ["-m", "dpscope.launch.cli"] and arguments[2:3] and arguments[2] in forked
     )
     module = arguments[:1] == ["-m"] and (
         arguments[1] in _MODULES or arguments[1].startswith(_PROGRAMS)
