@@ -210,7 +210,8 @@ def _column(name: str, values: Any) -> "pd.Series[Any]":
     # also where all values are missing
     words: Any = {"text": "string", "flag": "boolean"}.get(REGISTERED[name].quantity)
     if words is not None:
-        return pd.Series(values, dtype=words)
+        series: pd.Series[Any] = pd.Series(values, dtype=words)
+        return series
     lost = any(value is None for value in values)
     return pd.Series(values, dtype=float) if lost else pd.Series(values)
 
