@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
     from dpscope.analysis.epoch_times.table import read_epoch_times
-    from dpscope.analysis.output.analyzed import Analysis, analyze, analyze_jobs, analyze_traces
+    from dpscope.analysis.output.api_results import Analysis, analyze, analyze_jobs, analyze_traces
     from dpscope.analysis.report.build import make_report, write_report
     from dpscope.analysis.runs.run_data import load_run
     from dpscope.analysis.stats.missing import Missing
@@ -86,7 +86,7 @@ _HOMES = {
     "epoch_times.estimates": "EpochEstimate epoch_estimates",
     "epoch_times.report": "estimate_markdown estimate_report",
     "epoch_times.table": "read_epoch_times",
-    "output.analyzed": "Analysis analyze analyze_jobs analyze_traces",
+    "output.api_results": "Analysis analyze analyze_jobs analyze_traces",
     "traces.ranks.reduce": "reduce_traces",
     "report.build": "make_report write_report",
     "runs.run_data": "load_run",

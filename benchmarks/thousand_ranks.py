@@ -37,7 +37,7 @@ _LIMIT_S = 300.0
 _ANALYZE = """
 import json, resource, sys, time
 start = time.perf_counter()
-from dpscope.analysis.output.traces import fold_ranks, placed
+from dpscope.analysis.output.trace_tables import fold_ranks, placed
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 found, places = placed(analyze_traces(sys.argv[1]))
 fold_ranks(found, places)

@@ -18,7 +18,7 @@ from rich.console import Console
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.facts import Fact, Verdict
 from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
-from dpscope.analysis.output.analyze import fact_grid, load
+from dpscope.analysis.output.run_screen import fact_grid, load
 from dpscope.analysis.output.step_changes import (
     GITHUB_ROWS,
     MOST_ROWS,
@@ -26,7 +26,7 @@ from dpscope.analysis.output.step_changes import (
     sentence_of,
     tables_of,
 )
-from dpscope.analysis.output.traced_report import read_jobs
+from dpscope.analysis.output.traces_screen import read_jobs
 from dpscope.analysis.report.files import facts_in_markdown
 from dpscope.analysis.runs.compare import (
     DEFAULT_SHARE,

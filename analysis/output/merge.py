@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpscope.analysis.output.traces import trace_status
+from dpscope.analysis.output.trace_tables import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes

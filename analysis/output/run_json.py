@@ -9,7 +9,7 @@ import msgspec
 
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.output.traces import (
+from dpscope.analysis.output.trace_tables import (
     LISTS,
     contention_records,
     decimals,

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.view import REGISTERED
 from dpscope.analysis.figures import draw as figures
-from dpscope.analysis.output.analyze import Targets, report_of
-from dpscope.analysis.output.traced_report import read_jobs, report_of_traces
+from dpscope.analysis.output.run_screen import Targets, report_of
+from dpscope.analysis.output.traces_screen import read_jobs, report_of_traces
 from dpscope.analysis.report.build import Report, render_markdown
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS
 from dpscope.analysis.report.training_report import training_markdown

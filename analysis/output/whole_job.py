@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
-from dpscope.analysis.output.analyze import Targets, fact_grid
-from dpscope.analysis.output.traces import few_of_each_kind
+from dpscope.analysis.output.run_screen import Targets, fact_grid
+from dpscope.analysis.output.trace_tables import few_of_each_kind
 from dpscope.analysis.report.files import facts_in_markdown, write_with_figures
 from dpscope.analysis.report.page import MEASURES, Page, render_page
 from dpscope.analysis.text.terminal import (

@@ -13,9 +13,9 @@ from dpscope.analysis.runs.class_change import ClassChange, PartChange, StepKern
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.units import as_ranges, show_share
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.kineto import read_attributed
 from dpscope.analysis.traces.ranks.ledger import Ledger, ledger_of, other_part
 from dpscope.analysis.traces.ranks.process_pool import over_cores
+from dpscope.analysis.traces.ranks.trace_files import read_attributed
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.table import Table, joined

@@ -10,10 +10,10 @@ import numpy as np
 
 from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.kept_tables import made_once
-from dpscope.analysis.traces.ranks.kineto import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.matching import RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.origin import code_digest
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.ranks.trace_files import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.whole_steps import far_longer
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.table import Table, joined

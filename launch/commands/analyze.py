@@ -193,7 +193,7 @@ class AnalyzeRequest(Request):
 
 
 def analyze(request: AnalyzeRequest) -> None:
-    from dpscope.analysis.output.analyze import Targets, print_run, show_run
+    from dpscope.analysis.output.run_screen import Targets, print_run, show_run
     from dpscope.profiling.machine.gpu_speed import parse_flops
 
     link, flops = (
@@ -216,7 +216,7 @@ def analyze(request: AnalyzeRequest) -> None:
     )
     runs, console = runs_among(request.paths), open_console()
     if not runs:
-        from dpscope.analysis.output.traced_report import print_traces
+        from dpscope.analysis.output.traces_screen import print_traces
         from dpscope.analysis.text.terminal import progress
         from dpscope.analysis.traces.ranks.readers import RECORDS, find_files
 

@@ -146,7 +146,7 @@ def attach(request: AttachRequest) -> None:
             if not any(end.reason for end in ends):  # else each job printed why
                 complain(f"{attach_jobs.unexplained(out)}: nothing was measured")
             raise typer.Exit(status)
-        from dpscope.analysis.output.analyze import Targets, show_run
+        from dpscope.analysis.output.run_screen import Targets, show_run
 
         sound = show_run(out, Targets(nccl_logs=tuple(request.nccl_log or ())), console, detail)
     raise typer.Exit(status or int(not sound))

@@ -21,7 +21,7 @@ def bundle(
     if path.suffix != ".zip":
         raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
     from dpscope.analysis.bundle.write import collect, write
-    from dpscope.analysis.output.analyze import findings_of
+    from dpscope.analysis.output.run_screen import findings_of
     from dpscope.analysis.text.terminal import print_table, progress
     from dpscope.analysis.traces.ranks.readers import holds_files
     from dpscope.profiling.records.finding import Finding

@@ -42,7 +42,7 @@ def reduce(
     limits = options.read_limits(max_bytes, max_events, steps_by)
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
-    from dpscope.analysis.output.traces import trace_status
+    from dpscope.analysis.output.trace_tables import trace_status
     from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
 

@@ -105,7 +105,7 @@ def run(request: RunRequest) -> None:
                 settings, out, request.fresh, console, change, limit_s, starter
             )
         starter.dismiss(outcome.exit_status, outcome.lost or "")
-    from dpscope.analysis.output.analyze import Targets, show_run
+    from dpscope.analysis.output.run_screen import Targets, show_run
 
     def show() -> bool:
         if not is_run_folder(out):
@@ -114,8 +114,8 @@ def run(request: RunRequest) -> None:
             )
         sound = show_run(out, Targets(open_page=request.open_page), console, detail)
         if mirror is not None:
-            from dpscope.analysis.output.analyze import report_of
             from dpscope.analysis.output.run_json import cell_summaries
+            from dpscope.analysis.output.run_screen import report_of
 
             mirror.write(out, cell_summaries(report_of(out, Targets())))
         return sound

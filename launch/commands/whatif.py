@@ -94,7 +94,7 @@ def whatif(request: WhatIfRequest) -> None:
 
     requested = {name: getattr(request, name) for name in scenario_options.SCENARIO_OPTIONS}
     scenarios = scenario_options.scenarios_of(requested)
-    from dpscope.analysis.output.analyze import load
+    from dpscope.analysis.output.run_screen import load
     from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.what_if import answer, bases, cell_errors
 
@@ -126,7 +126,7 @@ def whatif(request: WhatIfRequest) -> None:
     else:
         _print(open_console(), answered)
     if question.cut_short:
-        from dpscope.analysis.output.traces import trace_status
+        from dpscope.analysis.output.trace_tables import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
     if not answered.tables:

@@ -17,7 +17,7 @@ import msgspec
 
 from dpscope.analysis.costs.calibration_files import costs_at
 from dpscope.analysis.output.run_json import run_json
-from dpscope.analysis.output.traced_report import ReadJob, traces_json
+from dpscope.analysis.output.traces_screen import ReadJob, traces_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link

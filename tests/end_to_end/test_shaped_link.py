@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.analyze import Targets
-from dpscope.analysis.output.traced_report import report_of_traces
+from dpscope.analysis.output.run_screen import Targets
+from dpscope.analysis.output.traces_screen import report_of_traces
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.runs.run_data import RunData, load_run
 from tests.helpers.paths import EXAMPLE_RUN, ROOT

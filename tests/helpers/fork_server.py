@@ -36,7 +36,7 @@ from tests.helpers.paths import ROOT
 
 _IMPORTED = (
     *("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"),
-    *("dpscope.analysis.output.analyze", "dpscope.analysis.report.build"),
+    *("dpscope.analysis.output.run_screen", "dpscope.analysis.report.build"),
     "dpscope.analysis.figures.draw",
 )
 _NAMESPACES = ("net", "uts", "mnt")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis import analyze_traces, waits_caused
-from dpscope.analysis.output.analyzed import AnalyzedJob
+from dpscope.analysis.output.api_results import AnalyzedJob
 from tests.helpers.fork_server import FIGURES
 from tests.helpers.made_verdicts import said
 from tests.virtual_gpu.conftest import Plant

@@ -28,12 +28,12 @@ from dpscope.analysis.traces.merge.rewrite import (
 )
 from dpscope.analysis.traces.ranks.clock_alignment import RankClock, rank_clocks
 from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
-from dpscope.analysis.traces.ranks.kineto import named_collectives, trace_identity
 from dpscope.analysis.traces.ranks.matching import MatchedRanks, RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary, rank_order
 from dpscope.analysis.traces.ranks.readers import Paths, find_traces
 from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.ranks.trace_files import named_collectives, trace_identity
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.reading.event_columns import TableBuilder
 from dpscope.analysis.traces.reading.event_table import Trace

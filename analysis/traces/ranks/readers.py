@@ -64,9 +64,10 @@ RECORDS = Reader(
         rb'\A\x80[\x02-\x05]|"collective_seq_id"|"entries": ?\[|"(coll_perf|p2p_perf|dump_stats)"'
     ),
 )
-EXPORTS = Reader("nsys export", (".sqlite",), "kineto", has_events=True)
-REPORTS = Reader("nsys report", (".nsys-rep",), "kineto", has_events=True)  # refused with advice
-TRACES = Reader("trace", (".json", ".json.gz"), "kineto", has_events=True)
+EXPORTS = Reader("nsys export", (".sqlite",), "trace_files", has_events=True)
+# refused with advice
+REPORTS = Reader("nsys report", (".nsys-rep",), "trace_files", has_events=True)
+TRACES = Reader("trace", (".json", ".json.gz"), "trace_files", has_events=True)
 _TABLES = (".csv", ".tsv")
 MOST_FILES = 10_000  # in a folder and those in it; several times those of a job of 1,024 ranks
 READERS = (

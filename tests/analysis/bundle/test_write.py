@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.bundle.write import collect, reduced_trace, write
-from dpscope.analysis.output.analyze import Targets, report_of
 from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.profiling.records.run_codes import RunCode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.findings.no_overlap import overlap_reasons, waiting_findings
-from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.traced_report import ReadJob
-from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.output.trace_tables import to_tables
+from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dpscope.analysis.output.analyze import Targets, print_summary, report_of, show_run
+from dpscope.analysis.output.run_screen import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.files import PrintedReport
 from dpscope.launch.contents import app
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT

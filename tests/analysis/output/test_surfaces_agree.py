@@ -18,11 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dpscope.analysis.cells.view import REGISTERED
 from dpscope.analysis.findings.facts import Verdict
-from dpscope.analysis.output.analyze import Targets, print_summary
-from dpscope.analysis.output.analyzed import Analysis
+from dpscope.analysis.output.api_results import Analysis
 from dpscope.analysis.output.run_json import run_json
+from dpscope.analysis.output.run_screen import Targets, print_summary
 from dpscope.analysis.output.tensorboard import export_tensorboard, metric
-from dpscope.analysis.output.traced_report import ReadJob, print_traces, report_of_traces
+from dpscope.analysis.output.traces_screen import ReadJob, print_traces, report_of_traces
 from dpscope.analysis.report.build import Report, make_page, make_report, render_markdown
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS, comparison_csv
 from dpscope.analysis.report.page import render_page

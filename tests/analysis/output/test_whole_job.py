@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.analyze import Targets
+from dpscope.analysis.output.run_screen import Targets
 from dpscope.analysis.output.whole_job import print_records
 from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS

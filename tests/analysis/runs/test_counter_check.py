@@ -10,8 +10,8 @@ import pytest
 
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
 from dpscope.analysis.traces.ranks.job import CounterCheck
-from dpscope.analysis.traces.ranks.kineto import rank_tables
 from dpscope.analysis.traces.ranks.rank_tables import RankTables
+from dpscope.analysis.traces.ranks.trace_files import rank_tables
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute

@@ -17,7 +17,7 @@ from dpscope.analysis.output.merge import print_merge
 from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import load_cell, load_run
-from dpscope.analysis.traces.ranks import kept_tables, kineto, origin, partial, trace_analysis
+from dpscope.analysis.traces.ranks import kept_tables, origin, partial, trace_analysis, trace_files
 from dpscope.analysis.traces.ranks.kept_tables import CONTENT_SUFFIX
 from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.trace_analysis import read_kept
@@ -112,7 +112,7 @@ def test_a_second_time_no_trace_is_read_and_every_byte_is_the_same(
         parsed.append(path)
         return list(read_traces(path, limits))
 
-    monkeypatch.setattr(kineto, "read_traces", parse)
+    monkeypatch.setattr(trace_files, "read_traces", parse)
     first = printed(run)
     # once, although the predictions replay the traced steps
     assert sorted(read) == sorted(parsed) == traces

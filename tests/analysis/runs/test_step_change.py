@@ -11,10 +11,10 @@ from dpscope.analysis.runs.class_change import ClassChange, PartChange
 from dpscope.analysis.runs.run_data import traced_repeats
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange, step_changes
 from dpscope.analysis.text.terminal import Terminal
-from dpscope.analysis.traces.ranks.kineto import read_attributed
 from dpscope.analysis.traces.ranks.readers import find_traces
 from dpscope.analysis.traces.ranks.reduce import reduce_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs
+from dpscope.analysis.traces.ranks.trace_files import read_attributed
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.steps.breakdown import step_table
 from dpscope.analysis.traces.steps.kernel_work import kernel_work

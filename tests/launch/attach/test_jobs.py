@@ -195,7 +195,7 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(jobs, "run_job", run)
-    monkeypatch.setattr("dpscope.analysis.output.analyze.show_run", lambda *shown: True)
+    monkeypatch.setattr("dpscope.analysis.output.run_screen.show_run", lambda *shown: True)
     (tmp_path / "train.py").touch()
     script = str(tmp_path / "train.py")
     ended = CliRunner().invoke(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.store.folders import is_run_folder
 from tests.helpers.script_jobs import run_scripts

@@ -11,7 +11,7 @@ import pytest
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.no_overlap import no_overlap_finding, overlap_reasons
 from dpscope.analysis.findings.verdict import run_verdict
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.job import Job
 from tests.helpers.known import known

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.output.analyze import Targets, report_of
+from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.report.comparison_tables import step_table
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.signals import EndingSignals

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.traces import to_tables, trace_content
+from dpscope.analysis.output.trace_tables import to_tables, trace_content
 from dpscope.analysis.traces.ranks.contention import (
     NO_OVERLAP,
     TOO_UNCERTAIN,

@@ -6,7 +6,7 @@ import pytest
 
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
-from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.traces.ranks.job import Job, as_repeats
 from dpscope.analysis.traces.ranks.lateness import (
     LastRank,

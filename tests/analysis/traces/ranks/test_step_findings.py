@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpscope.analysis.output.traced_report import ReadJob
+from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.step_findings import idle_findings

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.output.traced_report import ReadJob
-from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.output.trace_tables import to_tables
+from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import Table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.output.traces import trace_status
+from dpscope.analysis.output.trace_tables import trace_status
 from dpscope.analysis.traces.ranks.job import Job
 from tests.helpers.made_traces import (
     Event,

@@ -17,8 +17,8 @@ from dpscope.analysis.findings.cost import ledger_table
 from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.findings.verdict import traces_verdict
-from dpscope.analysis.output.analyze import Targets, fact_grid
-from dpscope.analysis.output.traces import (
+from dpscope.analysis.output.run_screen import Targets, fact_grid
+from dpscope.analysis.output.trace_tables import (
     WAIT_FIELDS,
     Folded,
     few_of_each_kind,

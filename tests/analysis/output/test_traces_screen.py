@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.findings.verdict import traces_verdict
-from dpscope.analysis.output.analyze import Targets
 from dpscope.analysis.output.changes import print_comparison
-from dpscope.analysis.output.traced_report import (
+from dpscope.analysis.output.run_screen import Targets
+from dpscope.analysis.output.traces_screen import (
     ReadJob,
     job_csv,
     job_findings,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dpscope.analysis.output.traces import to_tables
+from dpscope.analysis.output.trace_tables import to_tables
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers import made_traces
 
