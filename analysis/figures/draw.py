@@ -82,8 +82,8 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "numbers",
         lambda of: scaling.batch_figure(of.run, of.comparison),
         "Step time and throughput by batch",
-        "Median untraced step and the throughput measured over whole blocks of steps, by the batch "
-        "per device; markers of one batch are drawn next to each other. A cross marks a batch at which memory ran out.",
+        "Median untraced step, and the global batch over it, by the batch per device; markers of one "
+        "batch are drawn next to each other. A cross marks a batch at which memory ran out.",
     ),
     FigureEntry(
         "waterfall",
@@ -99,7 +99,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "waiting",
         lambda of: step.waits(of.run),
         "Exposed waiting per step: the row's rank for the column's",
-        f"Means of traced steps, of the {step.MOST_WAIT_PANELS} cells that wait longest at most: "
+        f"Means of traced steps, of at most {step.MOST_WAIT_PANELS} cells, those that wait longest: "
         "the rank of the row waits in collectives for the column's, which comes last.",
     ),
     FigureEntry(
@@ -128,16 +128,16 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "bandwidth",
         lambda of: bandwidths(of.run, of.comparison.collective_costs),
         "Bus bandwidth by message size",
-        f"Bytes over the mean transfer of one size in the traces, as in the tables, of the {MOST_PANELS} "
-        "collectives that moved most bytes at most.",
+        f"Bytes over the mean transfer of one size in the traces, as in the tables; at most {MOST_PANELS} "
+        "collectives, those that moved the most bytes.",
         whiskers="range over transfers",
     ),
     FigureEntry(
         "what_if",
         "what_if",
-        lambda of: efficiency_figure(*of.efficiencies),
+        lambda of: efficiency_figure(of.efficiencies),
         "Predicted efficiency on more devices",
-        "Replayed from the cell named in the chapter, with a 90% band; above 100% it is the noise of "
+        "Replayed from the cell that the legend names, with a 90% band; above 100% it is the noise of "
         "the measured steps.",
         {"measured": "Circles: that cell and others of its batch and options, as measured."},
     ),
@@ -250,7 +250,10 @@ def captions(figures: Mapping[str, PageFigure], measured: Sequence[str]) -> str:
     """The figures as floats of LaTeX, each with its title and caption, and sentences on what was
     `measured` and what limits it.
     """
-    lines = [f"{CAPTIONS_MARK}, which writes this file again with the figures."]
+    lines = [
+        f"{CAPTIONS_MARK}, which writes this file again with the figures.",
+        r"% Needs graphicx, \graphicspath with this folder, such as {{report/figures/}}, and PDF or PNG.",
+    ]
     what, *limits = measured
     conditions = [sentence(f"measured: {what}"), *map(sentence, limits)]
     for name, figure in figures.items():

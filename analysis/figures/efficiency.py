@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.figures.style import new_figure
+from dpscope.analysis.figures.style import literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,27 +15,28 @@ _LOGARITHMIC = 8  # times the least count, from which small counts would stand o
 
 
 class Efficiencies(NamedTuple):
-    """`predicted`: devices, efficiency and the ends of its band; `measured`: without a band."""
+    """`predicted` from the cell of name `base`: devices, efficiency and the ends of its band;
+    `measured`: without a band.
+    """
 
+    base: str = ""
     predicted: Sequence[tuple[int, float, float, float]] = ()
     measured: Sequence[tuple[int, float]] = ()
 
 
-def efficiency_figure(
-    predicted: Sequence[tuple[int, float, float, float]], measured: Sequence[tuple[int, float]]
-) -> "Figure | None":
+def efficiency_figure(of: Efficiencies) -> "Figure | None":
     """A line of predictions with their band, and the measured points; None without predictions."""
-    if not predicted:
+    if not of.predicted:
         return None
     drawn, (axes,) = new_figure(rows=9)
-    devices, *shares = np.array(predicted, dtype=float).T
+    devices, *shares = np.array(of.predicted, dtype=float).T
     middle, low, high = (100 * share for share in shares)
     axes.fill_between(devices, low, high, alpha=0.25, linewidth=0)
-    axes.plot(devices, middle, marker=".", label="predicted, 90% band")
-    if measured:
-        counts, reached = np.array(measured, dtype=float).T
+    axes.plot(devices, middle, marker=".", label=f"predicted from {literal(of.base)}, 90% band")
+    if of.measured:
+        counts, reached = np.array(of.measured, dtype=float).T
         axes.plot(counts, 100 * reached, "o", color="black", fillstyle="none", label="measured")
-    ticks = sorted({count for count, *_ in (*predicted, *measured)})
+    ticks = sorted({count for count, *_ in (*of.predicted, *of.measured)})
     if ticks[-1] >= _LOGARITHMIC * ticks[0]:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()

@@ -1,5 +1,6 @@
 """Speedup and efficiency over devices, and step time and throughput over the batch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.units import choose_unit
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 
 TARGET, LAW, BAND = "target efficiency", "fitted law", "interval of the law"
 """Labels of what not every figure has."""
@@ -148,10 +149,15 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
+    drawn_at = grouped(
+        (data.cell.batch_size, data.name)
+        for cells in series.values()
+        for data in cells
+        if data.measured
+    )
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
-        # markers of one batch stand next to each other
-        shift = _ASIDE ** (index - (len(series) - 1) / 2)
         rows = [comparison.rows[data.name] for data in cells if data.measured]
+        places = [_beside(data, drawn_at[data.cell.batch_size]) for data in cells if data.measured]
         full = [data.cell.batch_size for data in cells if ran_out_of_memory(data)]
         for axes, column, divisor in (
             (left, "step_us", unit.divisor),
@@ -161,7 +167,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
                 [row.number(name) for row in rows] for name in (column, *INTERVAL.of(column))
             )
             axes.errorbar(
-                np.array([row.batch_size for row in rows], dtype=float) * shift,
+                places,
                 np.array(values, dtype=float) / divisor,
                 yerr=whiskers(values, low, high) / divisor,
                 capsize=2,
@@ -191,6 +197,11 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     return figure
+
+
+def _beside(data: Job, names: Sequence[str]) -> float:
+    """Where a cell is drawn, next to the others of its batch by `names`; alone, at its batch."""
+    return data.cell.batch_size * _ASIDE ** (names.index(data.name) - (len(names) - 1) / 2)
 
 
 def _line(points: int, variant: str) -> str:

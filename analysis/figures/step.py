@@ -31,7 +31,7 @@ _LEDGER = {f"{part}_us": label for part, label in STEP_PARTS.items()}  # they ad
 _MEASURED = {"hidden_us": "hidden", **{f"{part}_us": STEP_PARTS[part] for part in EXPOSED_PARTS}}
 _SHORTCUTS = {"same_local_batch_us": "$t_N(b) - t_1(b)$", "ring_us": "ring formula"}
 _BAR = 0.27  # of the space between cells
-_WHISKER: dict[str, Any] = {"ecolor": "#777777", "elinewidth": 1.0, "capsize": 2}
+_WHISKER: dict[str, Any] = {"ecolor": "black", "elinewidth": 1.0, "capsize": 2}
 
 
 def step_split(comparison: Comparison) -> Figure | None:

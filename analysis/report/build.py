@@ -88,11 +88,8 @@ class Report(Results):
         """
         if self.run.recorded is None:
             return {}
-        where = measured_where(self.run)
+        where, *limits = self.measured
         doubts = "".join(f"; {fact.label}" for fact in self.verdict.limits)
-        limits = self._limits
-        if invalid := validity(self.run, self.comparison):
-            limits.insert(0, invalid.removesuffix("."))
         return {
             name: replace(
                 table, title=f"{table.title}: {where}{doubts}", notes=(*table.notes, *limits)
@@ -101,13 +98,15 @@ class Report(Results):
         }
 
     @property
-    def _limits(self) -> list[str]:
-        return [fact.text for fact in self.verdict.limits]
-
-    @property
     def measured(self) -> list[str]:
-        """What captions say of every figure: what was measured, and what limits it."""
-        return [self.verdict.setting, *self._limits]
+        """What stands with every figure and table of a text: what was measured, but for the batch,
+        of which they may show several, and what limits it.
+        """
+        what = [self.verdict.setting]
+        if self.run.recorded is not None:
+            invalid = validity(self.run, self.comparison).removesuffix(".")
+            what = [measured_where(self.run), *filter(None, [invalid])]
+        return [*what, *(fact.text for fact in self.verdict.limits)]
 
     def section(self, name: str) -> dict[str, TextTable]:
         """The tables of a section of the page."""

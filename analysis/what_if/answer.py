@@ -105,7 +105,7 @@ class RunAnswer:
             lowest = alone_us / prediction.high_us
             highest = alone_us / prediction.low_us
             predicted.append((prediction.devices, prediction.efficiency, lowest, highest))
-        return Efficiencies(sorted(predicted), self.measured_efficiencies)
+        return Efficiencies(self.question.base.name, sorted(predicted), self.measured_efficiencies)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:

@@ -67,8 +67,10 @@ def test_a_report_without_formats_writes_earlier_figures_again_but_for_edited_on
     captions = (folder / "captions.tex").read_text()
     assert captions.count(r"\begin{figure}") == 3
     assert r"\includegraphics[width=\linewidth]{waits}" in captions
-    # of each figure: what was measured, on what, how often
-    assert captions.count(in_latex(report.verdict.setting)) == 3
+    assert r"\graphicspath" in captions.splitlines()[1]
+    # of each figure: what was measured, on what, how often, but not of which batch
+    assert captions.count(in_latex(report.measured[0])) == 3
+    assert "batch" not in report.measured[0]
     (folder / "captions.tex").write_text("my own")
     write_report(report)
     assert (folder / "captions.tex").read_text() == "my own"

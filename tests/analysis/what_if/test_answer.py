@@ -50,7 +50,7 @@ def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one
     answer = RunAnswer(
         Question(BASE, COSTS), CellErrors(()), tuple(Predicted({}, one) for one in rows)
     )
-    (axes,) = known(efficiency_figure(*answer.efficiencies)).axes
+    (axes,) = known(efficiency_figure(answer.efficiencies)).axes
     assert [tuple(point) for point in np.asarray(axes.get_lines()[0].get_xydata())] == [
         (2, 80),
         (8, 80),
@@ -58,7 +58,7 @@ def test_efficiencies_have_the_band_of_their_steps_and_none_is_drawn_without_one
     ends = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
     assert (ends.min(), ends.max()) == pytest.approx((64, 800 / 9))
     unknown = RunAnswer(Question(BASE, COSTS), CellErrors(()), (Predicted({}, rows[2]),))
-    assert efficiency_figure(*unknown.efficiencies) is None
+    assert efficiency_figure(unknown.efficiencies) is None
 
 
 def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_devices_alone() -> (
