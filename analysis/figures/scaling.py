@@ -137,27 +137,18 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
 
     A cross at the bottom of the axes marks a batch at which memory ran out.
     """
-    series: dict[tuple[str, str, str], list[Job]] = {}
-    planned = [data for data in run.cells.values() if data.plan is not None]
-    for data in sorted(planned, key=lambda data: data.cell.batch_size):
-        if data.measured or ran_out_of_memory(data):
-            over = f" over {data.nodes} nodes" if data.nodes > 1 else ""
-            where = f"{counted(data.devices, 'device')}{over}"
-            series.setdefault((data.strategy, where, data.variant), []).append(data)
-    batches = sorted({data.cell.batch_size for cells in series.values() for data in cells})
+    series = _by_batch(run)
+    every = [data for cells in series.values() for data in cells]
+    batches = sorted({data.cell.batch_size for data in every})
     if len(batches) < 2:
         return None
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
-    drawn_at = grouped(
-        (data.cell.batch_size, data.name)
-        for cells in series.values()
-        for data in cells
-        if data.measured
-    )
+    drawn_at = grouped((data.cell.batch_size, data.name) for data in every if data.measured)
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
-        rows = [comparison.rows[data.name] for data in cells if data.measured]
-        places = [_beside(data, drawn_at[data.cell.batch_size]) for data in cells if data.measured]
+        timed = [data for data in cells if data.measured]
+        rows = [comparison.rows[data.name] for data in timed]
+        places = [_beside(data, drawn_at[data.cell.batch_size]) for data in timed]
         full = [data.cell.batch_size for data in cells if ran_out_of_memory(data)]
         for axes, column, divisor in (
             (left, "step_us", unit.divisor),
@@ -199,9 +190,24 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     return figure
 
 
+def _by_batch(run: RunData) -> dict[tuple[str, str, str], list[Job]]:
+    """The cells of each strategy, number of devices and variant, by their batches."""
+    series: dict[tuple[str, str, str], list[Job]] = {}
+    planned = [data for data in run.cells.values() if data.plan is not None]
+    for data in sorted(planned, key=lambda data: data.cell.batch_size):
+        if data.measured or ran_out_of_memory(data):
+            over = f" over {data.nodes} nodes" if data.nodes > 1 else ""
+            where = f"{counted(data.devices, 'device')}{over}"
+            series.setdefault((data.strategy, where, data.variant), []).append(data)
+    return series
+
+
 def _beside(data: Job, names: Sequence[str]) -> float:
     """Where a cell is drawn, next to the others of its batch by `names`; alone, at its batch."""
-    return data.cell.batch_size * _ASIDE ** (names.index(data.name) - (len(names) - 1) / 2)
+    middle = (len(names) - 1) / 2
+    from_middle = names.index(data.name) - middle
+    factor = _ASIDE**from_middle
+    return data.cell.batch_size * factor
 
 
 def _line(points: int, variant: str) -> str:
