@@ -8,7 +8,6 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.cost import MOSTLY
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
 from dpscope.analysis.findings.ledger_text import fewer_messages, slowed_by_tracing
-from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
     IDLE,
@@ -18,6 +17,8 @@ from dpscope.analysis.traces.ranks.ledger import (
     Ledger,
     other_part,
 )
+from dpscope.analysis.traces.ranks.messages import Messages
+from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.analysis.traces.ranks.step_findings import MOST_UNLAUNCHED
 from dpscope.profiling.records.strategies import traits_of
 

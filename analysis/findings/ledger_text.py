@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.units import show_time
-from dpscope.analysis.traces.ranks.exposed_parts import SMALL, Messages
+from dpscope.analysis.traces.ranks.messages import SMALL, Messages
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
 

@@ -13,8 +13,8 @@ from dpscope.analysis.findings.ledger_text import fewer_messages
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.runs.traffic_check import used_map_bytes
 from dpscope.analysis.text.units import show_bytes, show_share, show_time
-from dpscope.analysis.traces.ranks.exposed_parts import is_small
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.messages import is_small
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.collectives import REDUCING

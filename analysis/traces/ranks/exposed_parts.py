@@ -7,83 +7,16 @@ of a collective, and each piece is counted once. No clock is shared between rank
 needed: a matched collective waits in its first `wait_us` and transfers in its last `transfer_us`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.lateness import late_ranks, lost_once
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
-from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn
+from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
-from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.analysis.traces.steps.intervals import Pieces
-from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.trace_codes import TraceCode
-
-_REASONS = {
-    TraceCode.GROUPS_UNKNOWN.code: "its collectives name no process group and do not visibly end together",
-    TraceCode.COLLECTIVES_UNMATCHED.code: "the ranks' collectives differ in number, kind or size",
-}
-
-
-def missing_ranks(ranks: Sequence[int | None], world_size: int | None) -> list[int]:
-    """Ranks of the job that were not read; none where the job's size or a rank is not known."""
-    if world_size is None or any(rank is None for rank in ranks):
-        return []
-    return sorted(set(range(world_size)) - {rank for rank in ranks if rank is not None})
-
-
-@dataclass(frozen=True)
-class NotSplit:
-    """Why communication is not split into transfer and waiting, and what to do."""
-
-    reason: str
-    next_step: str
-
-
-def why_not_split(
-    ranks: Sequence[int | None],
-    world_size: int | None,
-    collectives: Table,
-    findings: Sequence[Finding] = (),
-) -> NotSplit:
-    """The actual reason, for traces of which no step has a transfer; `findings` are those of
-    matching the ranks.
-    """
-    missing = missing_ranks(ranks, world_size)
-    if len(ranks) == 1 and world_size != 1:
-        return NotSplit(
-            "only one process was read",
-            "read the traces of all ranks to separate waiting from transfer",
-        )
-    if missing:
-        which, have = f"ranks {as_ranges(missing)}", "have"
-        if len(missing) == 1:
-            which, have = f"rank {missing[0]}", "has"
-        why = "here"
-        for finding in findings:
-            if finding.code == TraceCode.TRACE_OF_ANOTHER_JOB.code:
-                why = f"of this job: {finding.message}"
-        reason = f"{which} of {world_size} {have} no trace {why}"
-        return NotSplit(reason, f"read the traces of all ranks, {which} among them")
-    if not len(collectives):
-        return NotSplit(
-            "copies between devices are no collectives",
-            "look at the copies on the timeline (dpscope merge)",
-        )
-    if collectives.words("kind").isin(*ROOTED).all():
-        return NotSplit(
-            "broadcasts and reduces do not make all ranks wait for each other", "no action needed"
-        )
-    for finding in findings:
-        if finding.code in _REASONS:
-            return NotSplit(_REASONS[finding.code], finding.next_step)
-    return NotSplit(
-        "its collectives could not be matched across ranks", "see the findings on the collectives"
-    )
-
 
 _KEYS = ("rank", "device", "step")
 PARTS = ("transfer", "wait", "other")
@@ -149,15 +82,17 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     """
     split_windows = windows.take(windows.known("exposed_wait_us"))
     waits = parts.having("part", "wait").within(split_windows, STEP_KEYS)
-    sums, ranks = waits.group("late_rank", "rank"), split_windows.group("rank")
+    sums = waits.group("late_rank", "rank")
     waiting_pairs = Table.of(
-        late_rank=waits["late_rank"][sums.first], waiting_rank=waits["rank"][sums.first]
+        late_rank=waits["late_rank"][sums.first],
+        waiting_rank=waits["rank"][sums.first],
     )
+    ranks = split_windows.group("rank")
     steps = Table.of(waiting_rank=split_windows["rank"][ranks.first])
-    count = np.append(ranks.sizes, np.nan)[pairs.places_in(steps, ("waiting_rank",))]
-    total_us = np.append(sums.sums(waits["time_us"]), 0.0)[
-        pairs.places_in(waiting_pairs, ("late_rank", "waiting_rank"))
-    ]
+    count = _at(ranks.sizes, pairs.places_in(steps, ("waiting_rank",)), np.nan)
+    # a pair that never waits exposed is not among those summed
+    places = pairs.places_in(waiting_pairs, ("late_rank", "waiting_rank"))
+    total_us = _at(sums.sums(waits["time_us"]), places, 0.0)
     mean_us = total_us / count
     every_us = float(np.nansum(mean_us))
     shares = mean_us / every_us if every_us > 0 else np.full(len(pairs), np.nan)
@@ -167,8 +102,13 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
 
 def _with_columns(steps: Table, others: Table, columns: tuple[str, ...]) -> Table:
     """`steps` with the columns of the rows of the same step, NaN where there is none."""
-    place = steps.places_in(others, _KEYS)
-    return steps.assign(**{name: np.append(others[name], np.nan)[place] for name in columns})
+    places = steps.places_in(others, _KEYS)
+    return steps.assign(**{name: _at(others[name], places, np.nan) for name in columns})
+
+
+def _at(values: FloatColumn | IntColumn, places: IntColumn, otherwise: float) -> FloatColumn:
+    """The value at each place, `otherwise` at place -1, which no row has."""
+    return np.append(values, otherwise)[places]
 
 
 COLUMNS = ("rank", "device", "step", "part", "kind", "bytes", "late_rank", "time_us")
@@ -201,18 +141,21 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
         late_rank=late_ranks(collectives) if "match" in collectives else None
     )
     ranks = np.unique(exposed["rank"])
-    shares = min(-(-(len(collectives) + len(exposed)) // _MOST_ROWS), len(ranks))
-    if shares > 1:
-        pieces = joined(
-            [
-                _cut(*(rows.take(np.isin(rows["rank"], own)) for rows in (collectives, exposed)))
-                for own in np.array_split(ranks, shares)
-            ]
-        )
-    else:
-        pieces = _cut(collectives, exposed)
+    rows = len(collectives) + len(exposed)
+    shares = min(math.ceil(rows / _MOST_ROWS), len(ranks))
+    pieces = joined(
+        [
+            _cut(_of_ranks(collectives, share), _of_ranks(exposed, share))
+            for share in np.array_split(ranks, shares)
+        ]
+    )
     keys = pieces.group(*COLUMNS[:-1], in_order=True)
     return pieces.take(keys.first).assign(time_us=keys.sums(pieces["time_us"]))
+
+
+def _of_ranks(table: Table, ranks: FloatColumn) -> Table:
+    """The rows of these ranks."""
+    return table.take(np.isin(table["rank"], ranks))
 
 
 def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatColumn]:
@@ -226,108 +169,85 @@ def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatC
     code = places.group(*_KEYS).code
     starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
     ends = np.concatenate(
-        [collectives["start_us"] + collectives["duration_us"], stretches["end_us"]]
+        [
+            collectives["start_us"] + collectives["duration_us"],
+            stretches["end_us"],
+        ]
     )
+    # Each place begins at 0 of a range of its own, all as wide as the longest.
     origin = np.full(int(code.max()) + 1, np.inf)
     np.minimum.at(origin, code, starts)
     span = float((ends - origin[code]).max()) + 1.0
-    moves = (np.arange(len(origin)) * span - origin)[code]
+    range_begins = np.arange(len(origin)) * span
+    moves = (range_begins - origin)[code]
     return moves[: len(collectives)], moves[len(collectives) :]
 
 
 def _cut(collectives: Table, stretches: Table) -> Table:
     """The stretches cut at every edge of a part: a row per piece, COLUMNS."""
-    moves, stretch_moves = _moves_us(collectives, stretches)
-    starts, ends = (stretches[name] + stretch_moves for name in ("start_us", "end_us"))
-    within = Pieces(starts, ends, np.arange(len(stretches)))
-    rows, begin = np.arange(len(collectives)), collectives["start_us"] + moves
-    end, split = (
-        collectives["start_us"] + collectives["duration_us"] + moves,
-        collectives.known("wait_us"),
+    moves_us, stretch_moves_us = _moves_us(collectives, stretches)
+    within = Pieces(
+        stretches["start_us"] + stretch_moves_us,
+        stretches["end_us"] + stretch_moves_us,
+        np.arange(len(stretches)),
     )
-    # where collectives transfer, where they wait, and where those are in flight that cannot be
-    # split
-    by_part = {
-        "transfer": Pieces(end[split] - collectives["transfer_us"][split], end[split], rows[split]),
-        "wait": Pieces(begin[split], begin[split] + collectives["wait_us"][split], rows[split]),
-        "other": Pieces(begin[~split], end[~split], rows[~split]),
-    }
-    pieces = [within, *by_part.values()]
-    edges = np.unique(
-        np.concatenate([times for piece in pieces for times in (piece.starts, piece.ends)])
-    )
-    # nothing begins or ends between two edges: what holds in the middle holds from one to the other
-    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    by_part = _pieces_by_part(collectives, moves_us)
+    # Nothing begins or ends between two edges: what holds in the middle holds from one to the other.
+    edges = _edges([within, *by_part.values()])
+    middles = (edges[1:] + edges[:-1]) / 2
+    lengths_us = np.diff(edges)
     stretch = within.row_at(middles)
-    inside = (stretch >= 0) & (lengths > _ROUNDING_US)
-    middles, lengths, stretch = middles[inside], lengths[inside], stretch[inside]
-    part, row = np.full(len(middles), PARTS.index("other")), np.full(len(middles), -1)
-    for code, name in reversed(list(enumerate(PARTS))):  # the first part has precedence
-        row_of_part = by_part[name].row_at(middles)
-        part, row = (
-            np.where(row_of_part >= 0, code, part),
-            np.where(row_of_part >= 0, row_of_part, row),
-        )
+    # outside of every stretch the device computes or does not communicate
+    inside = (stretch >= 0) & (lengths_us > _ROUNDING_US)
+    stretch = stretch[inside]
+    middles = middles[inside]
+    lengths_us = lengths_us[inside]
+    part, row = _part_at(middles, by_part)
+    # row -1, without a collective, is a copy
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
-    late, size = (np.append(collectives[name], UNKNOWN) for name in ("late_rank", "bytes"))
-    place = np.where(row >= 0, row, len(collectives))
+    late_rank = _at(collectives["late_rank"], row, UNKNOWN)
     of_stretch = stretches.select(_KEYS).take(stretch)
     return of_stretch.assign(
         part=Words.coded(part, PARTS),
-        kind=kinds[place],
-        bytes=size[place],
-        late_rank=np.where(part == PARTS.index("wait"), late[place], UNKNOWN),
-        time_us=lengths,
+        kind=kinds[np.where(row >= 0, row, len(collectives))],
+        bytes=_at(collectives["bytes"], row, UNKNOWN),
+        late_rank=np.where(part == PARTS.index("wait"), late_rank, UNKNOWN),
+        time_us=lengths_us,
     )
 
 
-SMALL = 1 << 18  # bytes of a collective, up to which its latency is most of its time on usual links
-MANY = 8  # small collectives of a step
-
-
-def is_small(collectives: Table) -> BoolColumn:
-    """Rows of at most SMALL bytes, broadcasts left out."""
-    few = collectives.known("bytes") & (collectives["bytes"] <= SMALL)
-    return few & ~collectives.words("kind").isin("broadcast")
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Exposed communication without waiting, by the size of its collectives: means over windows,
-    microseconds per step.
-
-    Broadcasts are in neither. `small_us` is of collectives of at most SMALL bytes, of which a step
-    has `small_count`; `small_transfer_us` is the part of it that could be separated from waiting.
-    `large_us` is of the reductions above it.
+def _pieces_by_part(collectives: Table, moves_us: FloatColumn) -> dict[str, Pieces]:
+    """Where collectives transfer, where they wait, and where those are in flight that cannot be
+    split.
     """
+    begin_us = collectives["start_us"] + moves_us
+    end_us = collectives["start_us"] + collectives["duration_us"] + moves_us
+    rows = np.arange(len(collectives))
+    split = collectives.known("wait_us")
+    transfer_begin_us = end_us[split] - collectives["transfer_us"][split]
+    wait_end_us = begin_us[split] + collectives["wait_us"][split]
+    return {
+        "transfer": Pieces(transfer_begin_us, end_us[split], rows[split]),
+        "wait": Pieces(begin_us[split], wait_end_us, rows[split]),
+        "other": Pieces(begin_us[~split], end_us[~split], rows[~split]),
+    }
 
-    small_us: float
-    small_transfer_us: float
-    small_count: float
-    large_us: float
 
-    @property
-    def many(self) -> bool:
-        """Whether a step has so many small collectives that fewer of them can be sent."""
-        return self.small_count >= MANY
+def _edges(pieces: Sequence[Pieces]) -> FloatColumn:
+    """Every time at which a piece begins or ends, once, in order."""
+    times = [piece.starts for piece in pieces] + [piece.ends for piece in pieces]
+    return np.unique(np.concatenate(times))
 
 
-def messages_of(
-    windows: Table, parts: Table, collectives: Table, reducing: Sequence[str]
-) -> Messages:
-    """From whole windows, `exposed_parts` and the collectives of these windows."""
-    sized = parts.within(windows, STEP_KEYS)
-    sized = sized.take(
-        sized.known("bytes")
-        & ~sized.words("part").isin("wait")
-        & ~sized.words("kind").isin("broadcast")
-    )
-    small, count = is_small(sized), max(len(windows), 1)
-    transfer, reduces = sized.words("part").isin("transfer"), sized.words("kind").isin(*reducing)
-    small_us, small_transfer_us, large_us = (
-        float(sized["time_us"][rows].sum()) / count
-        for rows in (small, small & transfer, ~small & reduces)
-    )
-    return Messages(
-        small_us, small_transfer_us, float(is_small(collectives).sum()) / count, large_us
-    )
+def _part_at(times: FloatColumn, by_part: Mapping[str, Pieces]) -> tuple[IntColumn, IntColumn]:
+    """The part at each time, by its place in PARTS, and the row of the collective in it, -1 for
+    none.
+    """
+    part = np.full(len(times), PARTS.index("other"))
+    row = np.full(len(times), -1)
+    for code, name in reversed(list(enumerate(PARTS))):  # the first part has precedence
+        row_of_part = by_part[name].row_at(times)
+        there = row_of_part >= 0
+        part = np.where(there, code, part)
+        row = np.where(there, row_of_part, row)
+    return part, row

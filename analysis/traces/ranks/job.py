@@ -17,10 +17,11 @@ from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.turns import TurnSamples
 from dpscope.analysis.traces.ranks import exposed_parts, lateness
 from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
-from dpscope.analysis.traces.ranks.exposed_parts import Messages, NotSplit
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
+from dpscope.analysis.traces.ranks.messages import Messages, messages_of
+from dpscope.analysis.traces.ranks.not_split import NotSplit, why_not_split
 from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS, far_longer_count, whole_steps
@@ -213,7 +214,7 @@ class Job:
         if matched.known("transfer_us").any():
             return None
         ranks = [summary.rank for summary in self.summaries]
-        return exposed_parts.why_not_split(
+        return why_not_split(
             ranks,
             self.world_size,
             matched,
@@ -378,7 +379,7 @@ class Job:
     def messages(self) -> Messages:
         """What is exposed of small collectives, and of large reductions."""
         parts, of_steps = self.tables.exposed_parts, self.whole_collectives
-        return exposed_parts.messages_of(
+        return messages_of(
             self.whole_windows,
             parts,
             of_steps,

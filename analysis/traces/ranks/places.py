@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from dpscope.analysis.text.units import as_ranges, show_share
-from dpscope.analysis.traces.ranks.exposed_parts import missing_ranks
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import last_place
 from dpscope.analysis.traces.ranks.matching import ENOUGH_RANKS
+from dpscope.analysis.traces.ranks.not_split import missing_ranks
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.event_table import FloatColumn
