@@ -16,7 +16,7 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import Unit, show
+from dpscope.analysis.text.units import Unit, sentence, show
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
 from dpscope.analysis.what_if.predict import predict
@@ -31,9 +31,12 @@ class Predicted(NamedTuple):
 
     words: Mapping[str, str]
     prediction: Prediction
+    measured: bool = False  # the base itself
 
     @property
     def band(self) -> str | None:
+        if self.measured:
+            return "measured"
         low_us, high_us = self.prediction.low_us, self.prediction.high_us
         if low_us is None or high_us is None:
             return None
@@ -69,14 +72,20 @@ class RunAnswer:
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        reasons = ((prediction.reason, prediction.devices) for _, prediction in self.predictions)
-        return [f"No prediction for {text}" for text in _by_text(reasons)]
+        reasons = ((prediction.reason, prediction.devices) for _, prediction, _ in self.predictions)
+        return [f"No prediction for {text}" for text in _by_text(reasons, set())]
 
     @property
     def limits(self) -> list[str]:
         """What makes predictions too good, a line each."""
-        limits = ((prediction.limit, prediction.devices) for _, prediction in self.predictions)
-        return _by_text(limits)
+        limits = ((prediction.limit, prediction.devices) for _, prediction, _ in self.predictions)
+        return _by_text(limits, self._predicted_counts)
+
+    @property
+    def _predicted_counts(self) -> set[int]:
+        return {
+            prediction.devices for _, prediction, _ in self.predictions if prediction.reason is None
+        }
 
     @property
     def base_line(self) -> str:
@@ -96,7 +105,7 @@ class RunAnswer:
         The longest step of the band is the lowest efficiency.
         """
         predicted = []
-        for _, prediction in self.predictions:
+        for _, prediction, _ in self.predictions:
             if prediction.efficiency is None or not (
                 prediction.step_us and prediction.low_us and prediction.high_us
             ):
@@ -132,7 +141,7 @@ class RunAnswer:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
         base = self.question.base
         predictions = []
-        for words, prediction in self.predictions:
+        for words, prediction, _ in self.predictions:
             predictions.append({**asdict(prediction), "scenario": words})
         own_errors = []
         for cell in self.own.cells:
@@ -204,7 +213,8 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     others have none, and the basis.
     """
     rows = [prediction for prediction in answer.predictions if prediction.prediction.reason is None]
-    options = dict.fromkeys(name for words, _ in answer.predictions for name in words)
+    base_rows = [_base_row(answer)] if rows else []
+    options = dict.fromkeys(name for words, *_ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
         Field("devices", "prediction.devices", meaning=_DEVICES),
@@ -228,22 +238,43 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     ]
     basis = (
         (clause, prediction.devices)
-        for _, prediction in rows
+        for _, prediction, _ in rows
         for clause in (prediction.rests_on or "").split("; ")
     )
-    notes = [*answer.refusals, *facts(answer), *_by_text(basis)]
-    return table_of("Predicted steps", fields, rows, notes)
+    counts = {row.prediction.devices for row in rows}
+    notes = [*answer.refusals, *facts(answer), *_by_text(basis, counts)]
+    return table_of("Predicted steps", fields, [*base_rows, *rows], notes)
+
+
+def _base_row(answer: RunAnswer) -> Predicted:
+    base = answer.question.base
+    alone_us = base.single_us.get(base.batch_size or 0)
+    measured = Prediction(
+        base.devices,
+        base.place.nodes,
+        base.batch_size,
+        base.step_us,
+        exposed_us=base.exposed_us,
+        efficiency=None if alone_us is None else alone_us / base.step_us,
+    )
+    return Predicted({}, measured, measured=True)
 
 
 def _word(name: str, row: Predicted) -> str:
     return row.words.get(name, "as measured")
 
 
-def _by_text(texts: Iterable[tuple[str | None, int]]) -> list[str]:
-    """Each text once, after the device counts that have it, such as ``4, 8 devices: ...``."""
+def _by_text(texts: Iterable[tuple[str | None, int]], every: set[int]) -> list[str]:
+    """Each text once, after the device counts that have it, such as ``4, 8 devices: ...``, unless
+    these are `every` one.
+    """
     lines = []
     for text, devices in grouped(texts).items():
-        if text is not None:
+        if text is None:
+            continue
+        if set(devices) == every:
+            lines.append(sentence(text))
+        else:
             *fewer, most = sorted(set(devices))
             counts = "".join(f"{count}, " for count in fewer) + counted(most, "device")
             lines.append(f"{counts}: {text}.")
@@ -287,12 +318,12 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
 def layout(answer: RunAnswer) -> str | None:
     """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
     base = answer.question.base
-    every = [prediction for _, prediction in answer.predictions]
+    every = [prediction for _, prediction, _ in answer.predictions]
     predicted = [prediction for prediction in every if prediction.reason is None]
     most = max(prediction.devices for prediction in predicted or every)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
-    if most <= base.devices or any("per_node" in words for words, _ in answer.predictions):
+    if most <= base.devices or any("per_node" in words for words, *_ in answer.predictions):
         return None
     return (
         f"Layout assumed: all {most} devices on one node, with the links of the base's {base.devices}; for several "

@@ -144,6 +144,7 @@ def base_of_loaded(
         accumulate=cell.options.accumulate,
         kinds=job.kinds,
         lateness=lateness(job.profiles),
+        wait_by_rank_us={} if ledger is None else ledger.wait_by_rank_us,
         largest=max(alike_cell.cell.devices for alike_cell in alike_cells),
         contention=contention,
         lacks=(*job.lacks, *assumed(contention, job)),
@@ -198,6 +199,7 @@ def base_of_traces(
         bucketing=Bucketing(bucket_mb),
         kinds=job.kinds,
         lateness=lateness(job.profiles),
+        wait_by_rank_us={} if ledger is None else ledger.wait_by_rank_us,
         contention=contention,
         lacks=(*lacks, *assumed(contention, job)),
     )

@@ -16,6 +16,7 @@ from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
 from dpscope.analysis.traces.ranks.trace_files import read_attributed, trace_identity
 from dpscope.analysis.traces.ranks.whole_steps import far_longer
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, RUN_LIMITS, ReadLimits
+from dpscope.analysis.traces.reading.event_table import Header
 from dpscope.analysis.traces.reading.table import Table, joined
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import step_table
@@ -25,6 +26,7 @@ from dpscope.analysis.traces.steps.gloo import created_us, in_flight
 from dpscope.analysis.what_if.step_profile import INTERPOLATED, StepProfile
 from dpscope.analysis.what_if.step_works import step_profile
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "costs")  # besides what reads traces
@@ -70,9 +72,10 @@ def job_profile(
         for profile in _of_rank(attribution, matched.take(trace_of_row == place), parameter_bytes)
     ]
     if not profiles:
-        raise DpscopeError(
-            f"{paths[0]}: no whole step to replay; trace two steps or more with profiler.step()"
-        )
+        advice = "trace two steps or more with profiler.step()"
+        if attributions[0].trace.format != Header.format:
+            advice = TraceCode.NO_STEPS.value.export_action
+        raise DpscopeError(f"{paths[0]}: no whole step to replay; {advice}")
     devices = _devices(attributions, matched)
     kinds = frozenset(matched.words("kind").counts) if len(matched) else frozenset[str]()
     findings = [finding.message for finding in found.of("")]

@@ -101,6 +101,6 @@ _READERS: dict[str, Callable[[str], object]] = {
     "batch_size": _count,
     "accumulate": _count,
     "overlap": lambda word: _one_of(("on", "off"), word) == "on",
-    "on_time": partial(_whole, 0, "a rank, such as 7"),
+    "on_time": partial(_whole, 0, "a rank, such as 1"),
 }
 SCENARIO_OPTIONS = tuple(_READERS)

@@ -64,7 +64,7 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     unanswered = Prediction(place.devices, place.nodes, scenario.batch_size)
     try:
         if (why := base.once("refusal", lambda: _base_refusal(base))) is not None:
-            raise Missing(why)
+            raise Missing(why + _most_saved(base, scenario.on_time))
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
@@ -92,11 +92,29 @@ def _check(base: Base, setting: Setting) -> None:
         times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
         nearer = counted(math.ceil(devices / FARTHEST), "device")
         raise Missing(f"{times}; the limit is {FARTHEST:g}x: measure {nearer} first")
-    if setting.links != AS_MEASURED and (share := _host_share(base)) > _HOST_BOUND:
-        raise Missing(
-            f"the CPU bounds this step: the GPU waits for launches in {100 * share:.0f}% of it, which hides what a link changes; "
-            "first trace a larger batch, or use torch.compile"
-        )
+    if setting.links != AS_MEASURED and (bound := _host_bound(base)) is not None:
+        raise Missing(bound)
+
+
+def _host_bound(base: Base) -> str | None:
+    """That the host bounds the base's step, so that less communication shortens it little."""
+    share = _host_share(base)
+    if share <= _HOST_BOUND:
+        return None
+    return (
+        f"the CPU bounds this step: the GPU waits for launches in {100 * share:.0f}% of it, which hides what links, buckets "
+        "and hooks change; first trace a larger batch, or use torch.compile"
+    )
+
+
+def _most_saved(base: Base, rank: int | None) -> str:
+    """What traces show of a rank's lateness where no step without it is predicted."""
+    if rank is None or rank not in base.wait_by_rank_us:
+        return ""
+    # means over all ranks, of which the late one does not wait for itself
+    ranks = len({recorded.rank for recorded in base.every})
+    saved_us = base.wait_by_rank_us[rank] * ranks / (ranks - 1)
+    return f"; rank {rank} on time saves at most {saved_us / 1e3:.1f} ms in each other rank"
 
 
 def _host_share(base: Base) -> float:
@@ -199,7 +217,9 @@ def _replayed(
     then = Replay(inputs.prepared, inputs.conditions)
     now = base.replayed(measured, base.contention.gamma)
     step_us = max(base.step_us + then.step_us - now.step_us, 1.0)
-    measured_us = now.exposed_us if base.exposed_us is None else base.exposed_us
+    # the base's is of all ranks, and without one rank's lateness the others alone are replayed
+    of_all = base.exposed_us is not None and setting.on_time is None
+    measured_us = base.exposed_us if of_all else now.exposed_us
     exposed_us = measured_us + then.exposed_us - now.exposed_us
     return _Change(
         step_us=step_us,
@@ -242,7 +262,7 @@ def _joined(
         exposed_us=0.0 if devices == 1 else fmean(change.exposed_us for change in changes),
         efficiency=efficiency,
         rests_on="; ".join(basis) or f"the replay of {base.name}",
-        limit=_core_limit(base, setting.place),
+        limit=_core_limit(base, setting.place) or _host_bound(base),
     )
 
 

@@ -81,6 +81,8 @@ class Base:
     accumulate: int = 1
     kinds: frozenset[str] = frozenset()
     lateness: Lateness = UNKNOWN_LATENESS
+    # exposed waiting for each late rank, in the mean of all ranks
+    wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)
     method_error: float | None = None
     contention: Contention = UNKNOWN_CONTENTION
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
@@ -153,7 +155,8 @@ class Prediction:
     """One configuration. Microseconds; `low_us` to `high_us` is the 90% band; None is unknown, and
     `reason` is the reason.
 
-    `efficiency` is t_1 / t_N at equal batch per device; `limit` is what makes the step too short.
+    `efficiency` is t_1 / t_N at equal batch per device; `limit` is what makes the step too short, or hides
+    what changes.
     """
 
     __repr__ = short_repr

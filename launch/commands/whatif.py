@@ -76,7 +76,7 @@ class WhatIfRequest(Request):
         "micro-batches of a step, of the measured size", metavar="COUNT"
     )
     overlap: str | None = option("off: one bucket, reduced after backward", metavar="OFF")
-    on_time: str | None = option("a rank that is no longer late, such as 7", metavar="RANK")
+    on_time: str | None = option("a rank that is no longer late, such as 1", metavar="RANK")
     base_devices: int | None = option("of a trace: devices of its job", min=1)
     base_batch_size: int | None = option("of a trace: its batch per device", min=1)
     base_bucket_mb: str | None = option("of a trace: its bucket_cap_mb, such as 25")

@@ -193,7 +193,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
         ("whatif RUN --link 100", "--link 100 has no unit: write 100GB/s"),
         ("whatif RUN --overlap offf", "--overlap offf: did you mean off? Choose from on, off"),
         ("whatif RUN --overlap maybe", "--overlap maybe: choose from on, off"),
-        ("whatif RUN --on-time x", "--on-time x: give a rank, such as 7"),
+        ("whatif RUN --on-time x", "--on-time x: give a rank, such as 1"),
         # int() refuses so many digits
         (f"whatif RUN --devices {'9' * 5000}", "9: give whole numbers of 1 or more"),
         ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),

@@ -90,10 +90,18 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
     assert not RunAnswer(question, tested, (Predicted({}, far[0]),)).tables
     some = of(known_step, *far)
     assert some.refusals == ["No prediction for 32, 64 devices: too far."]
-    assert [row[0] for row in some.tables["what_if"].rows] == ["2"]
+    assert [row[0] for row in some.tables["what_if"].rows] == ["2", "2"]
     assert some.tables["what_if"].notes[0] == some.refusals[0]
     limited = [replace(known_step, devices=count, limit="few cores") for count in (8, 4)]
-    assert of(*limited).limits == ["4, 8 devices: few cores."]
+    assert of(known_step, *limited).limits == ["4, 8 devices: few cores."]
+    assert of(*limited).limits == ["Few cores."]
+
+
+def test_the_first_row_is_the_measured_base() -> None:
+    """230 us, of which 20 are exposed; one device takes 210: 91.3%."""
+    answer = run_answer(Question(BASE, COSTS), CellErrors(()), [({"hook": "fp16"}, Scenario())])
+    base, _ = answer.tables["what_if"].rows
+    assert list(base) == ["2", "1", "4", "as measured", "0.2", "measured", "0.0", "91.3"]
 
 
 def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:

@@ -1,11 +1,13 @@
 """Profiles of traces, made and real: replayed, they take as long as they were measured to."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from dpscope.analysis.what_if.job_profile import JobProfile, job_profile
 from dpscope.analysis.what_if.replay import base_error
+from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.generator import DdpOptions, ddp_trace, gloo_trace, write_trace
 from tests.helpers.paced_ranks import paced
 from tests.helpers.paths import DATA, EXAMPLE_RUN
@@ -41,6 +43,13 @@ def test_generated_steps_are_replayed_exactly(tmp_path: Path, options: DdpOption
     assert {one.rank for one in job.profiles} == {0, 1}
     for one in job.profiles:
         assert base_error(one) == pytest.approx(0, abs=1e-9)
+
+
+def test_an_export_without_steps_needs_ranges_around_them(tmp_path: Path) -> None:
+    export = tmp_path / "export.sqlite"
+    export.write_bytes(gzip.decompress((DATA / "nsys_no_nccl.sqlite.gz").read_bytes()))
+    with pytest.raises(DpscopeError, match=r"record an NVTX range .* name it with --steps-by"):
+        job_profile([export])
 
 
 def test_a_straggler_s_lateness_is_read_off_the_other_rank(tmp_path: Path) -> None:

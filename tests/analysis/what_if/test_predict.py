@@ -210,6 +210,9 @@ def test_a_host_bound_step_tells_nothing_of_links() -> None:
     assert "the CPU bounds this step: the GPU waits for launches in 90% of it" in reason(
         bound, links=Links(intra=parse_link("10GB/s"))
     )
+    other_buckets = predict(bound, Scenario(bucket_mb=50.0), COSTS)
+    assert other_buckets.step_us == pytest.approx(410)
+    assert str(other_buckets.limit).startswith("the CPU bounds this step")
 
 
 def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
@@ -272,6 +275,22 @@ def test_a_rank_that_is_no_longer_late_saves_what_the_others_wait_for_it() -> No
     )
     base = replace(BASE, profiles=tuple(waiting), every=every, step_us=260.0, exposed_us=None)
     assert prediction(base, on_time=2)[:2] == pytest.approx((230, 20))
+    # 50 us of ranks 0 and 1 and 20 of rank 2 are exposed: 40 in the mean, which 20 do not continue
+    of_all = replace(base, exposed_us=40.0)
+    assert prediction(of_all, on_time=2)[:2] == pytest.approx((230, 20))
     assert prediction(base, on_time=1)[0] == pytest.approx(260)
     needed = "no rank 7 was traced; ranks with traces: 0, 1, 2"
     assert needed in reason(base, on_time=7)
+
+
+def test_a_refusal_has_the_most_that_a_rank_on_time_can_save() -> None:
+    """Each of two ranks waits 30 ms for rank 2: 20 ms in the mean of three."""
+    every = tuple(replace(PROFILE, rank=rank) for rank in range(3))
+    base = replace(
+        BASE, every=every, kinds=frozenset({"all_to_all"}), wait_by_rank_us={2: 20_000.0}
+    )
+    assert reason(base, on_time=2).endswith(
+        "rank 2 on time saves at most 30.0 ms in each other rank"
+    )
+    assert "saves" not in reason(base, on_time=1)
+    assert "saves" not in reason(base)
