@@ -2,14 +2,21 @@
 formats.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from dpscope.analysis.epoch_times import predict
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, at, layout, place, significant
+from dpscope.analysis.epoch_times.epoch_time import (
+    EpochTable,
+    EpochTime,
+    at,
+    layout,
+    place,
+    significant,
+)
 from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
 from dpscope.analysis.epoch_times.findings import table_findings
 from dpscope.analysis.epoch_times.table import read_epoch_times
@@ -17,13 +24,14 @@ from dpscope.analysis.text.text_table import Field, TextTable, render, render_fi
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
+from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
 EstimateFormat = Literal["table", "json", "markdown"]
 
 
 class Answer(NamedTuple):
-    """What is printed: the answer in a line, tables, what their columns are, findings."""
+    """What is printed: the answer, a line for each study and run, tables, what their columns are, findings."""
 
     first: str
     tables: list[TextTable]
@@ -32,7 +40,8 @@ class Answer(NamedTuple):
 
     def markdown(self) -> str:
         tables = [render(table, "markdown") for table in self.tables]
-        parts = [f"{self.first}\n", *tables, f"{self.legend}\n"]
+        lines = [f"{line}\n" for line in self.first.splitlines()]
+        parts = [*lines, *tables, f"{self.legend}\n"]
         return "\n".join([*parts, render_findings(self.findings)])
 
 
@@ -41,12 +50,13 @@ class EstimateReport(NamedTuple):
 
     estimates: list[EpochEstimate]
     findings: list[Finding]
+    table: EpochTable
 
 
 def estimate_report(table: EpochTable) -> EstimateReport:
     """Estimates and findings of a table."""
     estimates = epoch_estimates(table.rows)
-    return EstimateReport(estimates, table_findings(table, estimates))
+    return EstimateReport(estimates, table_findings(table, estimates), table)
 
 
 def run_estimate(path: Path, output_format: EstimateFormat) -> Answer | str:
@@ -99,30 +109,64 @@ def estimate_markdown(report: EstimateReport) -> str:
 
 
 def _answer(report: EstimateReport) -> Answer:
-    return Answer(headline(report), estimate_tables(report), LEGEND, report.findings)
+    return Answer(headline(report), estimate_tables(report), legend(report.table), report.findings)
 
 
 def estimate_tables(report: EstimateReport) -> list[TextTable]:
     """A row per setting, for each study and run."""
-    by_run = grouped(
-        (place(estimate.study, estimate.run), estimate) for estimate in report.estimates
-    )
+    fields = _overview(report.table)
+    rows = report.table.rows
+    unused = grouped((place(row.study, row.run), row) for row in _unused_rows(rows))
     tables = []
-    for where, estimates in by_run.items():
+    for where, estimates in _by_place(report).items():
         settings = grouped((estimate.setting, estimate) for estimate in estimates)
-        tables.append(table_of(where, _OVERVIEW, settings.values()))
+        notes = []
+        for row in unused.get(where, ()):
+            setting = at(
+                row.strategy,
+                row.batch_size,
+                row.devices,
+                row.nodes,
+            )
+            notes.append(f"{setting}: not used; single is what others are compared with")
+        tables.append(table_of(where, fields, settings.values(), notes))
     return tables
 
 
+def _by_place(report: EstimateReport) -> dict[str, list[EpochEstimate]]:
+    return grouped((place(estimate.study, estimate.run), estimate) for estimate in report.estimates)
+
+
+def _unused_rows(rows: Sequence[EpochTime]) -> Iterator[EpochTime]:
+    """One device under another strategy than `single`, where that has a time at the batch, too."""
+
+    def alike(row: EpochTime) -> tuple[object, ...]:
+        return (row.study, row.run, row.model, row.dataset, row.batch_size)
+
+    alone = [row for row in rows if row.devices == 1]
+    singles = set()
+    for row in alone:
+        if traits_of(row.strategy).baseline:
+            singles.add(alike(row))
+    for row in alone:
+        if traits_of(row.strategy).baseline:
+            continue
+        if alike(row) in singles:
+            yield row
+
+
 def headline(report: EstimateReport) -> str:
-    """The largest speedup that the table shows, or that it shows none."""
+    """The largest speedup of each study and run, or that none is known: a line each."""
+    lines = [_largest_speedup(*of_place) for of_place in _by_place(report).items()]
+    return "\n".join(lines) or "No speedup is known: the findings give the reasons."
+
+
+def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
     speedups = [
-        estimate
-        for estimate in report.estimates
-        if estimate.quantity == "speedup" and estimate.sound
+        estimate for estimate in estimates if estimate.quantity == "speedup" and estimate.sound
     ]
     if not speedups:
-        return "No speedup is known: the findings give the reasons."
+        return f"{where}: no speedup is known; --format json gives the reasons."
     best = max(speedups, key=lambda speedup: speedup.value or 0.0)
     value = best.value or 0.0
     setting = at(
@@ -134,7 +178,6 @@ def headline(report: EstimateReport) -> str:
     scaling = best.method
     if scaling == "same_batch_size":
         scaling = "strong or weak: unknown"
-    where = place(best.study, best.run)
     efficiency = f"{value / best.devices:.0%} efficient"
     return (
         f"{where}: {significant(value)}x one device is the largest speedup "
@@ -145,7 +188,9 @@ def headline(report: EstimateReport) -> str:
 _Setting = Sequence[EpochEstimate]  # the estimates of one row of a table
 
 
-def _estimate(quantity: str, *methods: str, end: str = "value") -> Callable[[_Setting], str]:
+def _estimate(
+    quantity: str, *methods: str, end: str = "value", scale: float = 1.0
+) -> Callable[[_Setting], str]:
     """The first of these methods' estimates that a setting has, with a star for the one of an
     unknown kind of scaling.
     """
@@ -155,28 +200,57 @@ def _estimate(quantity: str, *methods: str, end: str = "value") -> Callable[[_Se
         estimate = next(
             by_name[quantity, method] for method in methods if (quantity, method) in by_name
         )
-        return significant(getattr(estimate, end)) + (
-            "*" if estimate.method == "same_batch_size" else ""
-        )
+        text = _scaled(getattr(estimate, end), scale)
+        if estimate.method == "same_batch_size":
+            return f"{text}*"
+        return text
 
     return get
 
 
-_OVERVIEW = (
-    Field("strategy", lambda setting: setting[0].strategy),
-    Field("batch", lambda setting: setting[0].batch_size),
-    Field("N", lambda setting: layout(setting[0].devices, setting[0].nodes)),
-    Field("strong", _estimate("speedup", "same_batch_size", "strong")),
-    Field("weak", _estimate("speedup", "weak")),
-    Field("compute [s]", _estimate("compute_seconds", "same_local_batch")),
-    Field("added [s]", _estimate("communication_seconds", "same_local_batch")),
-    Field("low [s]", _estimate("communication_seconds", "same_local_batch", end="low")),
-    Field("high [s]", _estimate("communication_seconds", "same_local_batch", end="high")),
-    Field("GB/s", _estimate("effective_bandwidth", "same_local_batch")),
-)
-LEGEND = (
-    "N: devices, 4x1 for four nodes with one each. strong, weak: speedup at the same global batch, and at the same batch per "
-    "device (*: one of the two, as the table does not state what its batch_size is). compute: one device's time for its share of "
-    "an epoch. added: the extra wall time of an epoch; low, high: its bounds by the clock's resolution. GB/s: bytes that a "
-    f"device must move, divided by the added time; not a link's rate. {NA}: unknown; the findings and the JSON give the reason."
-)
+def _scaled(value: float | None, scale: float) -> str:
+    """A time in seconds in a table's unit, NA if unknown."""
+    if value is None:
+        return NA
+    return significant(scale * value)
+
+
+def _overview(table: EpochTable) -> tuple[Field, ...]:
+    unit, scale = "s", 1.0
+    if table.of_steps:
+        unit, scale = "ms", 1e3
+    seconds = {row.setting: row.epoch_seconds for row in table.rows}
+
+    def measured(setting: _Setting) -> str:
+        estimate = setting[0]
+        return _scaled(seconds[estimate.setting], scale)
+
+    def added(end: str) -> Callable[[_Setting], str]:
+        return _estimate("communication_seconds", "same_local_batch", end=end, scale=scale)
+
+    return (
+        Field("strategy", lambda setting: setting[0].strategy),
+        Field("batch", lambda setting: setting[0].batch_size),
+        Field("N", lambda setting: layout(setting[0].devices, setting[0].nodes)),
+        Field(f"time [{unit}]", measured),
+        Field("strong", _estimate("speedup", "same_batch_size", "strong")),
+        Field("weak", _estimate("speedup", "weak")),
+        Field(f"compute [{unit}]", _estimate("compute_seconds", "same_local_batch", scale=scale)),
+        Field(f"added [{unit}]", added("value")),
+        Field(f"low [{unit}]", added("low")),
+        Field(f"high [{unit}]", added("high")),
+        Field("GB/s", _estimate("effective_bandwidth", "same_local_batch")),
+    )
+
+
+def legend(table: EpochTable) -> str:
+    """What the columns of estimates hold."""
+    what = "a step" if table.of_steps else "an epoch"
+    share = "step" if table.of_steps else "share of an epoch"
+    return (
+        f"N: devices, 4x1 for four nodes with one each. time: of {what}, measured. strong, weak: speedup at the same global "
+        "batch, and at the same batch per device (*: one of the two, as the table does not state what its batch_size is). "
+        f"compute: one device's time for its {share}. added: the extra wall time of {what}; low, high: its bounds by the "
+        "resolution of the times. GB/s: bytes that a device must move, divided by the added time; not a link's rate. "
+        f"{NA}: unknown; --format json gives each reason."
+    )

@@ -48,11 +48,16 @@ def read_epoch_times(path: str | Path) -> EpochTable:
         others = [name for name in headings if name not in _NO_SETTINGS]
         settings = [name for name in others if not _holds_results(name, lines)]
         absent = () if "batch_per_rank" in headings else ("batch_size",)
+        rounding_s = _rounding(lines, "step_ms") / 1e3
+        step_times = []
+        for line in lines:
+            step_time = _step_time(line, settings)
+            step_times.append(step_time._replace(resolution_s=rounding_s))
         return EpochTable(
-            rows=tuple(_step_time(line, settings) for line in lines),
+            rows=tuple(step_times),
             absent_columns=absent,
             of_steps=True,
-            rounding_s=_rounding(lines, "step_ms") / 1e3,
+            rounding_s=rounding_s,
         )
     rows = tuple(map(_epoch_time, lines))
     first_lines: dict[tuple[object, ...], int] = {}

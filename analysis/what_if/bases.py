@@ -1,7 +1,7 @@
 """From a run folder or from traces to a base and the costs of its collectives."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +64,13 @@ def _exposed_us(ledger: Ledger | None) -> float | None:
     if ledger is None:
         return None
     return ledger.exposed_us
+
+
+def _wait_by_rank_us(ledger: Ledger | None) -> Mapping[int, float]:
+    """Exposed waiting for each late rank, where traces show it."""
+    if ledger is None:
+        return {}
+    return ledger.wait_by_rank_us
 
 
 def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
@@ -144,7 +151,7 @@ def base_of_loaded(
         accumulate=cell.options.accumulate,
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        wait_by_rank_us={} if ledger is None else ledger.wait_by_rank_us,
+        wait_by_rank_us=_wait_by_rank_us(ledger),
         largest=max(alike_cell.cell.devices for alike_cell in alike_cells),
         contention=contention,
         lacks=(*job.lacks, *assumed(contention, job)),
@@ -199,7 +206,7 @@ def base_of_traces(
         bucketing=Bucketing(bucket_mb),
         kinds=job.kinds,
         lateness=lateness(job.profiles),
-        wait_by_rank_us={} if ledger is None else ledger.wait_by_rank_us,
+        wait_by_rank_us=_wait_by_rank_us(ledger),
         contention=contention,
         lacks=(*lacks, *assumed(contention, job)),
     )

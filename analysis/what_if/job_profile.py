@@ -72,15 +72,21 @@ def job_profile(
         for profile in _of_rank(attribution, matched.take(trace_of_row == place), parameter_bytes)
     ]
     if not profiles:
-        advice = "trace two steps or more with profiler.step()"
-        if attributions[0].trace.format != Header.format:
-            advice = TraceCode.NO_STEPS.value.export_action
+        advice = _how_to_mark_steps(attributions)
         raise DpscopeError(f"{paths[0]}: no whole step to replay; {advice}")
     devices = _devices(attributions, matched)
     kinds = frozenset(matched.words("kind").counts) if len(matched) else frozenset[str]()
     findings = [finding.message for finding in found.of("")]
     lacks = [*findings, *_lacks(profiles, devices, len(attributions))]
     return JobProfile(tuple(profiles), devices, kinds, tuple(lacks))
+
+
+def _how_to_mark_steps(attributions: Sequence[Attribution]) -> str:
+    """By the program that recorded these traces."""
+    recorded_by_torch = attributions[0].trace.format == Header.format
+    if recorded_by_torch:
+        return "trace two steps or more with profiler.step()"
+    return TraceCode.NO_STEPS.value.export_action
 
 
 def _devices(attributions: Sequence[Attribution], matched: Table) -> int | None:

@@ -34,7 +34,7 @@ def estimate(
         write_out(answer.rstrip() + "\n")
         return
     console = open_console()
-    print_sentences(console, [answer.first])
+    print_sentences(console, answer.first.splitlines())
     for answer_table in answer.tables:
         print_table(console, answer_table)
     if answer.tables:

@@ -33,8 +33,8 @@ def test_three_epoch_times_give_bandwidth(tmp_path: Path) -> None:
     assert isinstance(answer, Answer)
     (overview,) = answer.tables
     assert overview.rows == (
-        ("ddp", "100", "2", "NA", "1.818", "50", "5", "5", "5", "5"),
-        ("ddp", "100", "4", "NA", "3.125", "25", "7", "7", "7", "2.679"),
+        ("ddp", "100", "2", "55", "NA", "1.818", "50", "5", "5", "5", "5"),
+        ("ddp", "100", "4", "32", "NA", "3.125", "25", "7", "7", "7", "2.679"),
     )
 
 
@@ -81,7 +81,38 @@ def test_the_first_line_is_the_answer_and_reasons_name_their_series(tmp_path: Pa
     assert unknown.next_step == "add a column batch_size_is with global or per_device"
     alone = tmp_path / "alone.csv"
     alone.write_text("strategy,batch_size,devices,epoch_seconds\nddp,128,4,13\n")
-    assert cast(Answer, run_estimate(alone, "table")).first.startswith("No speedup")
+    assert cast(Answer, run_estimate(alone, "table")).first.startswith("Table: no speedup")
+
+
+def test_step_times_keep_their_unit_and_are_bounded_by_their_last_digit(tmp_path: Path) -> None:
+    """4 x 97 / 103 = 3.767; 103 - 97 = 6 ms added, each time off by 0.5 ms at most: 5 to 7."""
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "ranks,batch_per_rank,step_ms,strategy\n1,8,97,single\n1,8,99,ddp\n4,8,103,ddp\n"
+    )
+    answer = run_estimate(table, "table")
+    assert isinstance(answer, Answer)
+    (overview,) = answer.tables
+    assert overview.rows == (("ddp", "8", "4", "103", "NA", "3.767", "97", "6", "5", "7", "NA"),)
+    assert overview.notes == (
+        "ddp, batch 8, N 1: not used; single is what others are compared with",
+    )
+    assert "time [ms]" in answer.tables[0].headings
+    assert "epoch" not in answer.legend
+
+
+def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
+    """100 / 80 = 1.25, 62.5% of 2; the other has no time of one device."""
+    table = tmp_path / "times.csv"
+    table.write_text(
+        "study,strategy,batch_size,batch_size_is,devices,epoch_seconds\n"
+        "a,single,8,per_device,1,160\na,ddp,8,per_device,2,128\nb,ddp,8,per_device,2,50\n"
+    )
+    answer = run_estimate(table, "table")
+    assert isinstance(answer, Answer)
+    first, second = answer.first.splitlines()
+    assert first.startswith("a: 1.25x one device is the largest speedup (ddp, batch 8, N 2, weak)")
+    assert second == "b: no speedup is known; --format json gives the reasons."
 
 
 def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
