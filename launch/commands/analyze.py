@@ -47,7 +47,7 @@ def _no_report(values: OptionValues) -> bool:
 
 
 IDLE = (
-    Idle("classic", _traces, "trace files alone hold no epochs; give a run folder"),
+    Idle("classic", _traces, "a run folder holds epochs, trace files do not"),
     Idle(
         "verbose",
         _no_screen,
@@ -63,29 +63,29 @@ IDLE = (
     Idle(
         "target_efficiency",
         _traces,
-        "efficiency needs a step on one device to compare with, which traces of one job do not hold; give a run folder",
+        "efficiency needs a step on one device to compare with, which a run folder holds and traces of one job do not",
     ),
-    Idle("target_accuracy", _traces, "traces hold no training; give a run folder"),
+    Idle("target_accuracy", _traces, "a run folder holds trainings, traces do not"),
     Idle(
         "link calibration flops",
         lambda values: _traces(values) and values["output_format"] == "csv",
-        "the CSV of traces has the steps alone; use --format table or json",
+        "the CSV of traces has the steps alone; --format table and json have what it changes",
     ),
     Idle(
         "nccl_log",
         lambda values: values["classic"] or values["output_format"] == "csv",
-        "what NCCL chose is in the report and its tables and in JSON; omit --tables and --format csv",
+        "what NCCL chose is shown without --tables and --format csv",
     ),
     Idle("flops", "classic", "the tables of data-parallel studies hold no rates of FLOPs"),
     Idle(
         "report",
         lambda values: not _traces(values) and _no_report(values),
-        "a run's tables are printed and nothing is written; omit --format and --tables",
+        "with --format or --tables a run's tables are printed and nothing is written",
     ),
     Idle(
         "max_bytes max_events steps_by",
         options.any_run,
-        "a run's traces are read whole, by their own steps; give trace files",
+        "it applies to trace files: a run's traces are read whole, by their own steps",
     ),
     Idle("topology", options.any_run, "it applies to traces and partials"),
     Idle(
@@ -101,7 +101,7 @@ IDLE = (
     Idle(
         "max_bytes max_events steps_by",
         options.any_partial,
-        "partials are not read again as traces; give it to dpscope reduce",
+        "it applies to dpscope reduce: partials are not read again as traces",
     ),
     Idle(
         "hosts",
@@ -126,12 +126,12 @@ IDLE = (
     Idle(
         "target_accuracy",
         lambda values: values["output_format"] == "csv" or values["classic"],
-        "the times to an accuracy are in no CSV and in none of --tables; use --format table, json, markdown or latex",
+        "the times to an accuracy are in no CSV and in none of --tables",
     ),
     Idle(
         "target_efficiency",
         lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
-        "it is judged in the findings, which these tables do not hold; use --format table or json",
+        "it is judged in the findings, which --format table and json have and these tables do not",
     ),
     Idle(
         "classic",

@@ -396,8 +396,8 @@ class Matrix(Variants, frozen=True):
                 raise SettingError(fix, **{name: value})
             if unknown := set(self.comm_hook) - set(SHARDED_HOOKS):
                 raise SettingError(
-                    f"FSDP reduces in a type, none, fp16 or bf16, and {unknown.pop()} is none; add ddp to --strategy {named}, "
-                    "or omit it",
+                    f"FSDP has no {unknown.pop()}, only fp16 and bf16, the types in which it reduces; "
+                    f"add ddp to --strategy {named}, or omit it",
                     comm_hook=value,
                 )
 

@@ -46,7 +46,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"{text} is not a share: write it as 80% or 0.8")
+        raise ValueError(f"{text} is not a share: write it as 5% or 0.05")
     if value > 1 and number == text:
         raise ValueError(f"{text} is not a share: write it as {text}%")
     return value

@@ -79,7 +79,7 @@ def test_a_file_sets_lists_and_switches(tmp_path: Path) -> None:
         ),
         (
             {"strategy": "fsdp,hsdp", "comm_hook": "none,powersgd"},
-            ["FSDP reduces in a type", "add ddp to --strategy fsdp,hsdp"],
+            ["FSDP has no powersgd, only fp16 and bf16", "add ddp to --strategy fsdp,hsdp"],
         ),
         ({"seed": 2**63}, [f"--seed {2**63}", "below 2^63"]),
         ({"timeout": "inf"}, ["--timeout inf", "at most 1e7"]),

@@ -49,7 +49,7 @@ def test_a_share_is_a_percentage_or_a_number_up_to_one() -> None:
     shares = {"5%": 0.05, "0.05": 0.05, "0": 0.0, "1": 1.0, "0.5%": 0.005, "700%": 7.0}
     assert {text: parse_share(text) for text in shares} == pytest.approx(shares)
     for text in ("much", "-5%", "nan", "inf", "%", ""):
-        with pytest.raises(ValueError, match=r"is not a share: write it as 80% or 0\.8"):
+        with pytest.raises(ValueError, match=r"is not a share: write it as 5% or 0\.05"):
             parse_share(text)
     with pytest.raises(ValueError, match="90 is not a share: write it as 90%"):
         parse_share("90")
