@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dpscope.analysis.cells.columns import column
     from dpscope.analysis.cells.comparison import compare
+    from dpscope.analysis.costs.cost import Links
     from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime
     from dpscope.analysis.epoch_times.estimates import EpochEstimate, epoch_estimates
     from dpscope.analysis.epoch_times.report import estimate_markdown, estimate_report
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dpscope.analysis.what_if.bases import base_of_run, base_of_traces
     from dpscope.analysis.what_if.predict import predict
     from dpscope.analysis.what_if.scenario import Scenario
+    from dpscope.profiling.machine.link_specifications import parse_link
     from dpscope.profiling.store.errors import DpscopeError
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "EpochEstimate",
     "EpochTable",
     "EpochTime",
+    "Links",
     "Missing",
     "RankOrigin",
     "ReadLimits",
@@ -68,6 +71,7 @@ __all__ = [
     "make_report",
     "match_ranks",
     "merge_traces",
+    "parse_link",
     "predict",
     "read_epoch_times",
     "read_trace",
@@ -82,6 +86,7 @@ __all__ = [
 _HOMES = {
     "cells.columns": "column",
     "cells.comparison": "compare",
+    "costs.cost": "Links",
     "epoch_times.epoch_time": "EpochTable EpochTime",
     "epoch_times.estimates": "EpochEstimate epoch_estimates",
     "epoch_times.report": "estimate_markdown estimate_report",
@@ -104,7 +109,10 @@ _HOMES = {
 }
 _MODULES = {
     name: f"dpscope.analysis.{module}" for module, names in _HOMES.items() for name in names.split()
-} | {"DpscopeError": "dpscope.profiling.store.errors"}
+} | {
+    "DpscopeError": "dpscope.profiling.store.errors",
+    "parse_link": "dpscope.profiling.machine.link_specifications",
+}
 
 
 def __getattr__(name: str) -> object:

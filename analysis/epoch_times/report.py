@@ -3,6 +3,7 @@ formats.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from dpscope.analysis.text.text_table import Field, TextTable, render, render_fi
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
+from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -45,8 +47,11 @@ class Answer(NamedTuple):
         return "\n".join([*parts, render_findings(self.findings)])
 
 
-class EstimateReport(NamedTuple):
+@dataclass(frozen=True)
+class EstimateReport:
     """Results from a table of times."""
+
+    __repr__ = short_repr
 
     estimates: list[EpochEstimate]
     findings: list[Finding]

@@ -145,9 +145,29 @@ def late_facts(late: LateRank, ledger: Ledger) -> list[Fact]:
     return [Fact("late", "LATE RANK", lines, f"{counts}; means over ranks and traced steps")]
 
 
+def _notable_ranks(data: Job, ledger: Ledger) -> dict[str, Ledger]:
+    """Of several ranks the slowest, the one that waits longest and the late one, by their names in
+    the table.
+    """
+    windows = data.whole_windows
+    of_ranks: dict[int, Ledger] = {}
+    for rows in windows.group("rank").rows():
+        of_rank = windows.take(rows)
+        if found := ledger_of(of_rank, data.tables.exposed_parts):
+            of_ranks[int(of_rank["rank"][0])] = found
+    slowest = max(of_ranks, key=lambda rank: of_ranks[rank].traced_step_us)
+    roles = {slowest: "slowest"}
+    if ledger.is_split:
+        waiting = max(of_ranks, key=lambda rank: of_ranks[rank].exposed_wait_us or 0.0)
+        roles.setdefault(waiting, "waits longest")
+    if data.late is not None and data.late.wait_us > 0:
+        roles.setdefault(data.late.rank, "late")
+    return {f"rank {rank}, {role}": of_ranks[rank] for rank, role in roles.items()}
+
+
 def ledger_table(data: Job) -> TextTable | None:
-    """A traced step and the parts that add up to it: the mean of all ranks, the slowest rank and
-    the one that waits longest. None without a known step.
+    """A traced step and the parts that add up to it: the mean of all ranks, the slowest rank, the
+    one that waits longest and the late one. None without a known step.
     """
     ledger, windows = data.ledger, data.whole_windows
     if ledger is None:
@@ -156,16 +176,7 @@ def ledger_table(data: Job) -> TextTable | None:
     numbers = windows["rank"][ranks.first].tolist()
     rows = {"mean of ranks" if len(ranks) > 1 else f"rank {numbers[0]}": ledger}
     if len(ranks) > 1:
-        of_ranks = {
-            rank: found
-            for rank, code in zip(numbers, range(len(ranks)), strict=True)
-            if (found := ledger_of(windows.take(ranks.code == code), data.tables.exposed_parts))
-        }
-        slowest = max(of_ranks, key=lambda rank: of_ranks[rank].traced_step_us)
-        waiting = max(of_ranks, key=lambda rank: of_ranks[rank].exposed_wait_us or 0.0)
-        rows[f"rank {slowest}, slowest"] = of_ranks[slowest]
-        if ledger.is_split and waiting != slowest:
-            rows[f"rank {waiting}, waits longest"] = of_ranks[waiting]
+        rows |= _notable_ranks(data, ledger)
     note = f"{_means_over(ledger)}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"

@@ -24,9 +24,11 @@ AS_MEASURED, USUAL_BUCKETS, UNKNOWN_LATENESS = Links(), Bucketing(), Lateness()
 class Scenario:
     """What differs from the base; None keeps the base's.
 
-    `batch_size` is per device and step, which `accumulate` cuts into micro-batches; without it
-    every micro-batch is as large as the base's. `bucket_mb` in MiB, or "default". `on_time` is a
-    rank that is no longer late.
+    `devices` on nodes of `per_node` each. `batch_size` is per device and step, which `accumulate`
+    cuts into micro-batches; without it every micro-batch is as large as the base's. `bucket_mb` in
+    MiB, or "default". `overlap` is False where gradients travel after the backward pass. `hook` is
+    how they travel: "none", "fp16" or "bf16". `links` are other links. `on_time` is a rank that is
+    no longer late.
     """
 
     devices: int | None = None

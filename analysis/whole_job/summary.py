@@ -302,7 +302,7 @@ def _oldest_lines(oldest: NotBegun) -> tuple[str, ...]:
             "those members wait in earlier calls themselves: hosts ran ahead of a device that stopped, and no record shows which",
         )
     waiting = f"in which {_ranks(oldest.waiting)} wait{'s' * (len(oldest.waiting) == 1)}"
-    return (f"{_ranks(oldest.stopped)} never began the oldest, {waiting}: {what}",)
+    return (f"{_ranks(oldest.stopped)} never began the oldest unfinished call, {waiting}: {what}",)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 on traces.
 """
 
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from dpscope.analysis import (
     analyze,
     analyze_traces,
     compare,
+    estimate_report,
     load_run,
+    read_epoch_times,
+    read_trace,
 )
 from dpscope.analysis.cells.columns import columns
 from dpscope.profiling.records.short_repr import short_repr
@@ -114,3 +118,20 @@ def test_a_printed_number_has_six_digits_and_no_address_is_printed() -> None:
     assert repr(Result(2.0 / 3.0, object())) == (
         "Result(\n    time_us=0.666667,\n    table=<object>,\n)"
     )
+
+
+def test_a_printed_estimate_fits_a_screen() -> None:
+    report = estimate_report(read_epoch_times(DATA / "scaling" / "ddp_t4_cifar10.csv"))
+    assert len(report.estimates) > 100
+    lines = repr(report).splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 120
+
+
+def test_an_export_is_no_trace_of_one_process(tmp_path: Path) -> None:
+    packed = DATA / "nsys_two_ranks.sqlite.gz"
+    export = tmp_path / "two_ranks.sqlite"
+    export.write_bytes(gzip.decompress(packed.read_bytes()))
+    for path in (packed, export):
+        with pytest.raises(DpscopeError, match=r"if it is compressed .*read_traces reads it"):
+            read_trace(path)

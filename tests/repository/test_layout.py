@@ -59,8 +59,8 @@ analysis/equality: profiling/{records,store}
 analysis/output: analysis/{bundle,cells,costs,equality,figures,findings,report,runs,text,training,whole_job}
   analysis/traces/{merge,ranks,reading,steps} profiling/{machine,mirrors,records,store}
 analysis/epoch_times: analysis/{costs,stats,text} profiling/{records,store}
-analysis: analysis/{cells,epoch_times,output,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}
-  analysis/what_if profiling/store
+analysis: analysis/{cells,costs,epoch_times,output,report,runs,stats} analysis/traces/{merge,ranks,reading,steps}
+  analysis/what_if profiling/{machine,store}
 launch/commands: analysis/{bundle,costs,output,epoch_times,report,runs,stats,text,what_if}
   analysis/traces/{ranks,reading}
   launch/{attach,jobs,learning,measuring,nodes,planning}

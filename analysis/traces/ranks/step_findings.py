@@ -47,7 +47,11 @@ def idle_findings(
     if not len(idle):
         return
     (most,) = means.take(np.array([np.nanargmax(shares)])).records()
-    yield _idle_finding(_idle_shares(len(idle), len(means), most), most, data_wait_us, name)
+    which = _idle_shares(len(idle), len(means), most)
+    waits_for = "the host or the loader"
+    if len(means) > len(means.group("rank")):  # a process computes on several devices
+        waits_for += ", or for another device of its process"
+    yield _idle_finding(which, most, data_wait_us, name, waits_for)
 
 
 def _device_means(steps: Table) -> Table:
@@ -60,9 +64,15 @@ def _device_means(steps: Table) -> Table:
 
 
 def _idle_finding(
-    which: str, most: Mapping[str, Any], data_wait_us: float | None, about: str
+    which: str,
+    most: Mapping[str, Any],
+    data_wait_us: float | None,
+    about: str,
+    waits_for: str,
 ) -> Finding:
-    """By what the device that idles most waits for: `most` are its means."""
+    """By what the device that idles most waits for, `waits_for` where no more is known: `most` are
+    its means.
+    """
     idle_us, step_us, unlaunched_us = most["idle_us"], most["step_us"], most["unlaunched_us"]
     copies_us = most["host_copy_us"] or 0.0
     message = f"{which} ({show_time(idle_us)} of {show_time(step_us)})"
@@ -79,10 +89,7 @@ def _idle_finding(
         if host_us >= IDLE_SHARE * step_us:
             text = f"{message}; launch-bound: for {show_time(host_us)} the CPU had queued no work"
             return TraceCode.LAUNCH_BOUND.finding(text, about=about)
-    return TraceCode.DEVICE_IDLE.finding(
-        f"{message}; it waits for the host or the loader, or under DataParallel for another device",
-        about=about,
-    )
+    return TraceCode.DEVICE_IDLE.finding(f"{message}; it waits for {waits_for}", about=about)
 
 
 def _idle_shares(idle: int, devices: int, most: Mapping[str, Any]) -> str:

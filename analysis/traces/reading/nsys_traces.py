@@ -332,7 +332,7 @@ def export_traces(path: Path, limits: ReadLimits) -> Iterator[Trace]:
     members, assumed = _members(path, processes)
     findings = list(_without_payloads(path, processes, bool(reader.communicating)))
     if assumed:
-        findings.insert(0, _numbered(path, members))
+        findings.insert(0, _numbered(path, members, bool(reader.communicating)))
     sizes = communicator_sizes([process.calls for process in processes])
     names = reader.names.texts
     del reader
@@ -451,11 +451,13 @@ def _members(path: Path, processes: Sequence[_Process]) -> tuple[list[Member], b
     return [Member(NONE if rank is None else rank, 0)], False
 
 
-def _numbered(path: Path, members: Sequence[Member]) -> Finding:
+def _numbered(path: Path, members: Sequence[Member], communicating: bool) -> Finding:
     """How ranks were numbered that nothing names."""
+    one_each = "record each process in a file of its own that is named after its rank: nsys profile -o rank%q{RANK}"
     return TraceCode.RANKS_ASSUMED.finding(
         f"{path} holds {counted(len(members), 'process')} with kernels, and nothing names their "
-        "ranks: they are numbered in the order of their ids and taken for all ranks of the job"
+        "ranks: they are numbered in the order of their ids and taken for all ranks of the job",
+        "" if communicating else one_each,  # NCCL, which was not used, names no ranks
     )
 
 

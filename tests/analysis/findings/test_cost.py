@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.findings.cost import ledger_table
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import cell, said, verdict_on
+from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows, with_tables
 
 
@@ -69,3 +72,11 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
         assert "4.00 MB in 2 collectives" in cost
         assert "no saving can be stated" in action
         assert not any("%" in one for one in (cost, action, *findings))
+
+
+@pytest.mark.long
+def test_the_late_rank_has_a_row_where_its_cause_is_seen() -> None:
+    """Rank 7 waits least and idles longest: its host launches late."""
+    table = known(ledger_table(analyze_traces(DATA / "v100x8_ddp_dlrm")))
+    assert [row[0] for row in table.rows] == ["mean of ranks", "rank 1, slowest", "rank 7, late"]
+    assert table.rows[2][1:] == ("10.97", "1.06", "1.38", "0.20", "0.00", "8.33")

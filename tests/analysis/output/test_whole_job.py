@@ -100,7 +100,7 @@ def test_a_stopped_job_is_an_error_and_names_its_ranks() -> None:
     status, text = printed(DATA / "flight_recorder" / "lock_gil", "table")
     joined = " ".join(text.split())
     assert status == 1
-    assert "ranks 9, 14 never began the oldest" in joined
+    assert "ranks 9, 14 never began the oldest unfinished call, in which" in joined
     assert "all_to_all 45265 of EXPERT_MODEL_PARALLEL_GROUP (ranks 8 to 15, 21.7 MB)" in joined
     assert "LATE RANK" not in text
 

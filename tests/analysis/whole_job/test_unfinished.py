@@ -68,7 +68,10 @@ def shown(folder: Path) -> list[tuple[str, str]]:
 
 def test_collective_not_begun_is_reported_where_a_member_lacks_it(tmp_path: Path) -> None:
     begun, both = dump([entry(1)]), dump([entry(1), pending(2)])
-    stopped = "rank 1 never began the oldest, in which rank 0 waits: all_reduce 2 of default_pg (ranks 0 to 1, 4.00 kB)"
+    stopped = (
+        "rank 1 never began the oldest unfinished call, in which rank 0 waits: "
+        "all_reduce 2 of default_pg (ranks 0 to 1, 4.00 kB)"
+    )
     assert shown(write_dumps(tmp_path / "lacks", [both, begun])) == [("warning", stopped)]
     # a watchdog writes what had not completed alone: rank 1 began 1 and nothing later
     alone = [dump([pending(2)]), dump([])]

@@ -80,6 +80,7 @@ def test_a_real_export_without_nccl(tmp_path: Path) -> None:
     advice = {one.code: one.next_step for one in job.findings}
     assert not [step for step in advice.values() if "profiler.step()" in step]
     assert "--steps-by" in advice["no_steps"]
+    assert advice["ranks_assumed"].endswith("nsys profile -o rank%q{RANK}")  # no NCCL to name them
     (limit,) = limits_of_traces(job)
     assert limit.lines[1].startswith("Record an NVTX range around each training step")
     # no step is marked, so none of them is launched outside of one
