@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from dpscope.analysis.cells.scaling import (
 from dpscope.analysis.cells.view import REGISTERED, CellView, Value, if_known
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.costs import Costs, machine_costs
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import (
     shared_options,
     single_device_baselines,
@@ -216,20 +217,25 @@ def _column(name: str, values: Any) -> "pd.Series[Any]":
     return pd.Series(values, dtype=float) if lost else pd.Series(values)
 
 
+def _loaded(run: RunData | str | Path) -> RunData:
+    return run if isinstance(run, RunData) else load_run(run)
+
+
 def compare(
-    run: RunData,
+    run: RunData | str | Path,
     link: LinkRate | None = None,
     calibration: Calibration | None = None,
     target_efficiency: float | None = None,
     flops: StatedFlops | None = None,
 ) -> Comparison:
-    """The comparison of a run's cells.
+    """The comparison of a run's cells; `run` may be its folder.
 
     `link` is what the user states of the link between the devices, else what was stated of the run;
     `calibration` is one of the same machine, with its fits, else that in the run's folder;
     `target_efficiency` (0..1) else the run's. `flops` are those of cells that did not count them,
     as the user states them.
     """
+    run = _loaded(run)
     recorded, spread = run.recorded, run.spreads.step
     if recorded is not None:
         calibration = calibration or calibration_of_run(run.path)

@@ -41,8 +41,8 @@ def strategy_cost_finding(cost: StrategyCost) -> Finding:
     if cost.alone:
         return RunCode.STRATEGY_COST.finding(
             f"{cost_sentence(cost)}; nothing is communicated yet",
-            "no action needed; --gradient-as-bucket-view and --static-graph may lower it",
-            script_action="no action needed; DDP's gradient_as_bucket_view and static_graph may lower it",
+            "try --gradient-as-bucket-view and --static-graph, which may lower it",
+            script_action="try DDP's gradient_as_bucket_view and static_graph, which may lower it",
             about=where,
         )
     saves_nothing = cost.saved_bytes is not None and cost.saved_bytes <= 0
@@ -87,20 +87,16 @@ def gap_finding(gap: StrategyGap) -> Finding:
 
 
 def _advice(gap: StrategyGap) -> str:
+    if verdict(gap.ratio) == "no_difference_shown":
+        return "measure more repeats (--repeats) if a choice depends on it"
     if gap.largest_part is None or gap.gap_us is None:
         return "the traces do not show where the difference lies"
-    # all times of the sentence have one unit
-    times_us = {name: getattr(gap, f"{part}_us") for part, name in _PARTS.items()}
-    known = {name: time_us for name, time_us in times_us.items() if time_us is not None}
-    whole, *changes = show_changes([gap.gap_us, *known.values()])
-
-    difference = f"{gap.dp_label}'s median step minus DDP's is {whole}"
     if not gap.explained:
-        return f"{difference}; tracing changed the timing too much to explain it"
-    named = zip(known, changes, strict=True)
-    parts = ", ".join(f"{name} {change}" for name, change in named)
-    first = _PARTS[gap.largest_part]
-    return f"{difference}: {parts}; look at {first} first"
+        return (
+            "use the untraced times: tracing changed the timing too much to explain the difference"
+        )
+    whole, part = show_changes([gap.gap_us, getattr(gap, f"{gap.largest_part}_us")])
+    return f"look at {_PARTS[gap.largest_part]} first: {part} a step, {whole} in all"
 
 
 def bounds(estimate: Estimate) -> str:

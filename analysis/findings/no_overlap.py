@@ -66,7 +66,7 @@ _OF_OTHERS = {
     "host_bound": "give the host less to launch (larger batches, compilation, fewer small operators), or find out what it "
     "waits for: data, .item(), synchronize()",
     "little_computing": "compute more per byte: a larger batch, gradient accumulation, or fp16 gradients",
-    "gloo": "no action needed: on GPUs, collectives do not use the CPU's cores",
+    "gloo": "measure on GPUs, where collectives do not use the CPU's cores",
 }
 _IN_A_SCRIPT = {  # where the advice above names an option of dpscope
     "last_bucket": "smaller buckets (DDP's bucket_cap_mb) let part of it be reduced earlier; the first layers' gradients "
@@ -138,7 +138,7 @@ class Evidence:
 
 
 def no_overlap_finding(data: Job) -> Iterator[Finding]:
-    """`no_overlap` with its reasons if a cell hides little of its communication."""
+    """`no_overlap` with the first of its reasons if a cell hides little of its communication."""
     evidence = overlap_evidence(data)
     if evidence is None:
         return
@@ -147,13 +147,12 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
     if not communication > 0 or hidden >= LITTLE * communication or not notable:
         return
     share = show_share(hidden / communication)
-    text = f"{share} of {show_time(communication)} of communication a step is hidden behind compute"
+    text = f"{share} of {show_time(communication)} of communication a step is hidden"
     reasons = overlap_reasons(data)
     if reasons:
-        why = "; ".join(reason.text for reason in reasons)
         serious = data.on_device or any(reason.of_set_up for reason in reasons)
         yield RunCode.NO_OVERLAP.finding(
-            f"{text}, because {why}",
+            f"{text}: {reasons[0].text}",
             reasons[0].advice,
             script_action=reasons[0].script_advice,
             about=data.name,
@@ -168,7 +167,7 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
     when = bucket_times(evidence)
     ready = f" (buckets ready: {when} of the step's compute)" if when else ""
     yield RunCode.NO_OVERLAP.finding(
-        f"{text}, and the traces do not show why{ready}", action, about=data.name
+        f"{text}; the traces do not show why{ready}", action, about=data.name
     )
 
 

@@ -122,18 +122,9 @@ def _off_finding(
 ) -> Finding:
     calibrated = row.text("prediction_source") == "calibration"
     traits = traits_of(row.strategy)
-    errors = [
-        error
-        for name in _WHAT
-        if name in off or name == "transfer"  # what the model is of, also where it is right
-        if (error := _error(row, name))
-    ]
-    errors += [
-        f"{show_bytes(collective.size_bytes)} {collective.kind} {collective.relative_error:+.0%}"
-        for collective in single[:MOST_ROWS]
-    ]
     of_single = [collective.relative_error or 0.0 for collective in single]
-    why = likely_reasons(row, off, of_single, shared_cores)
+    # transfers first, which the model is of
+    why = likely_reasons(row, off[:1], of_single, shared_cores)
     why += dict.fromkeys(
         f"sizes beyond the calibration: {collective.extrapolated}"
         for collective in single
@@ -148,9 +139,13 @@ def _off_finding(
     elif traits.reducer and _overlaps(row):
         action = "compare with a cell whose communication does not overlap compute (--overlap off)"
         script_action = RunCode.PREDICTION_OFF.value.action
+    source = row.text("prediction_source")
+    error = next(_errors_of(row, off, single))
+    cause = _UNEXPLAINED
+    if why:
+        cause = why[0]
     return RunCode.PREDICTION_OFF.finding(
-        f"predicted from the {row.text('prediction_source')}, for a step: {'; '.join(errors)}. "
-        f"Likely reasons: {'; '.join(why) or _UNEXPLAINED}",
+        f"predicted from the {source}: {error}; {cause}",
         action,
         script_action=script_action,
         about=row.cell,
@@ -158,19 +153,29 @@ def _off_finding(
     )
 
 
-def _error(row: CellRow, name: str) -> str | None:
-    """A predicted and a measured time of a step; None where one is missing."""
-    # No collective of a strategy with peer copies is matched, so its transfers are all of its
-    # communication.
-    of_all = name == "transfer" and traits_of(row.strategy).peer_copies
-    measured_us = row.number("communication_us" if of_all else f"{name}_us")
-    predicted_us = row.number(f"predicted_{name}_us")
-    error = row.number(f"predicted_{name}_error")
-    if measured_us is None or predicted_us is None or error is None:
-        return None
-    scale = _scale(row)
-    times = f"{scale.number(predicted_us)}, measured {scale.time(measured_us)}"
-    return f"{_WHAT[name]} {times} ({error:+.0%})"
+def _errors_of(
+    row: CellRow, off: Sequence[str], single: Sequence[CollectivePrediction]
+) -> Iterator[str]:
+    """Predicted and measured times of a step, then of the collective that is most off."""
+    for name in off:
+        # No collective of a strategy with peer copies is matched, so its transfers are all of its
+        # communication.
+        column = f"{name}_us"
+        if name == "transfer" and traits_of(row.strategy).peer_copies:
+            column = "communication_us"
+        measured_us = row.number(column)
+        predicted_us = row.number(f"predicted_{name}_us")
+        error = row.number(f"predicted_{name}_error")
+        if measured_us is not None and predicted_us is not None and error is not None:
+            scale = _scale(row)
+            measured = scale.time(measured_us)
+            times = f"{scale.time(predicted_us)} a step, measured {measured}"
+            what = _WHAT[name]
+            yield f"{what} {times} ({error:+.0%})"
+    if single:
+        worst = max(single, key=lambda collective: abs(collective.relative_error or 0.0))
+        size = show_bytes(worst.size_bytes)
+        yield f"{size} {worst.kind} {worst.relative_error:+.0%}"
 
 
 def _scale(row: CellRow) -> Scale:

@@ -127,7 +127,7 @@ def _not_measured(name: str, data: Job) -> Iterator[Finding]:
         status = result.status.replace("_", " ")
         action = f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it"
         if result.status == "interrupted":  # by the user; the message says how to resume
-            action = "no action needed if this cell can be missing"
+            action = "run the same command again to measure it"
         yield RunCode.CELL_FAILED.finding(
             f"{status}: {result.message}", action, about=f"{name}, repeat {result.repeat}"
         )

@@ -38,20 +38,20 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         few = f"only {counted(len(pooled), 'timed step')}, so no interval"
         action = f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)"
         yield RunCode.FEW_SAMPLES.finding(few, action, about=name)
-    elif spread > WIDE_SPREAD:
-        text = f"the middle half of its steps spans {spread:.0%} of the median"
-        yield RunCode.WIDE_SPREAD.finding(text, about=name)
     apart = max(medians) / min(medians) - 1
+    unsteady = ""  # of several signs of a machine that was not quiet the worst
     if apart > REPEATS_APART:
-        yield RunCode.WIDE_SPREAD.finding(
-            f"medians of its repeats differ by {apart:.0%}", about=name
-        )
+        unsteady = f"medians of its repeats differ by {apart:.0%}"
+    elif enough and spread > WIDE_SPREAD:
+        unsteady = f"the middle half of its steps spans {spread:.0%} of the median"
+    elif enough:
+        unsteady = _outliers(repeats)
+    if unsteady:
+        yield RunCode.WIDE_SPREAD.finding(unsteady, about=name)
     yield from _drift(name, repeats)
-    if enough:
-        yield from _outliers(name, repeats)
 
 
-def _outliers(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
+def _outliers(repeats: Sequence[Samples]) -> str:
     """Steps far above the others of their repeat, by its median absolute deviation."""
     far: list[float] = []
     worst = 1.0
@@ -63,12 +63,11 @@ def _outliers(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         far += above.tolist()
         worst = max([worst, *(above / median).tolist()])
     if not far:
-        return
+        return ""
     every = sum(map(len, repeats))
     steps = counted(every, "step")
     longest = f"the longest {show_time(max(far))}, {worst:.1f}x its repeat's median"
-    text = f"far above the others: {len(far)} of {steps} ({longest})"
-    yield RunCode.WIDE_SPREAD.finding(text, about=name)
+    return f"far above the others: {len(far)} of {steps} ({longest})"
 
 
 def _drift(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:

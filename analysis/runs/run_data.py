@@ -67,6 +67,13 @@ class TraceFile:
     repeat: int = 0
 
 
+class Cells(dict[str, Job]):
+    """By name."""
+
+    def __missing__(self, name: str) -> Job:
+        raise KeyError(f"{name} is no cell of the run: choose from {', '.join(self)}")
+
+
 class NothingMeasuredError(DpscopeError):
     """A run folder without one measured cell."""
 
@@ -143,7 +150,7 @@ def load_run(
     folder = RunFolder(path)
     manifest = folder.manifest()
     cores = manifest.environment.cpu_count if manifest.device_type == "cpu" else None
-    cells = {}
+    cells = Cells()
     for planned in manifest.plan:
         progress(planned.cell.name)
         places = manifest.places(planned.cell)

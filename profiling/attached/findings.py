@@ -19,7 +19,7 @@ def script_findings(observed: Observed, cell: str) -> list[Finding]:
         _data_parallel_did_nothing(observed),
         _ended_early(observed, cell),
         _traced_other_work(observed),
-        _cycles(observed),
+        _unlike(observed),
     )
     return [finding for finding in findings if finding is not None]
 
@@ -64,16 +64,11 @@ def _traced_other_work(observed: Observed) -> Finding | None:
     )
 
 
-def _cycles(observed: Observed) -> Finding | None:
-    """What is known of steps that do different things: their cycle, or that none was seen in the
-    warm-up.
-    """
-    calls, cycle = observed.timed.calls, observed.cycle
-    if cycle > 1:
-        timed = counted(len(calls) // cycle, "whole cycle")
-        return AttachCode.STEP_CYCLES.finding(
-            f"the script's steps repeat in cycles of {cycle}: {timed} timed"
-        )
+def _unlike(observed: Observed) -> Finding | None:
+    """That steps do different things, and no cycle was seen in the warm-up."""
+    if observed.cycle > 1:
+        return None
+    calls = observed.timed.calls
     kinds = Counter(without_short([step.events for step in calls]))
     if len(kinds) < 2:
         return None

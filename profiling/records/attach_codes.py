@@ -46,14 +46,6 @@ class AttachCode(FindingCode):
         action="give each rank the same number of samples (DistributedSampler gives equal shares), "
         "unless its device is as much faster",
     )
-    STEP_CYCLES = Code(
-        "info",
-        meaning="A script does different things in different steps and repeats them in a cycle, such "
-        "as a GAN whose generator is trained in every fifth step. Whole cycles are timed and traced, "
-        "and times are means over them.",
-        action="no action needed; a repeat has as many samples as cycles, so more --steps narrow "
-        "the intervals",
-    )
     STEPS_UNLIKE = Code(
         "warning",
         meaning="Some steps of a script do more than the others, and the warm-up was too short to "
@@ -66,7 +58,7 @@ class AttachCode(FindingCode):
         "info",
         meaning="Steps with work other than training, such as validation, and steps with another "
         "batch size are left out.",
-        action="no action needed",
+        action="raise --steps if too few steps are left",
     )
     TRACED_BESIDE_OTHER_WORK = Code(
         "warning",

@@ -57,7 +57,7 @@ class LearningCode(FindingCode):
     RANDOM_LAYERS_OFF = Code(
         "info",
         meaning="Dropout and similar random layers are disabled for the comparison.",
-        action="no action needed; with random layers, strategies agree only on average",
+        action="compare accuracies with these layers: dpscope train; strategies then agree only on average",
     )
     STEPS_NOT_JUDGED = Code(
         "warning",

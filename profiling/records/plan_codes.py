@@ -85,8 +85,8 @@ class PlanCode(FindingCode):
         "warning",
         meaning="NVML reports nothing about the GPUs, so it is unknown whether they are throttled, "
         "shared or of different models.",
-        action="install nvidia-ml-py and check that nvidia-smi works; for parts of a GPU (MIG) no "
-        "action is needed",
+        action="install nvidia-ml-py and check that nvidia-smi works; NVML reports nothing of "
+        "parts of a GPU (MIG)",
     )
     DEVICE_LOST = Code(
         "error",

@@ -9,7 +9,7 @@ class RunCode(FindingCode):
     CELL_SKIPPED = Code(
         "info",
         meaning="A cell of the plan was left out.",
-        action="no action needed, or choose other cells",
+        action="choose other cells, such as smaller batches or fewer devices",
     )
     CELL_FAILED = Code(
         "error",
@@ -69,9 +69,8 @@ class RunCode(FindingCode):
     COUNTERS_NOT_COMPARED = Code(
         "error",
         meaning="DDP's own counters could not be compared with the trace, so this check was "
-        "skipped. An info where a script explains it.",
+        "skipped.",
         action="measure the cell again before trusting its communication",
-        other_severity="info",
     )
     COUNTERS_DISAGREE = Code(
         "error",
@@ -139,7 +138,7 @@ class RunCode(FindingCode):
         "info",
         meaning="Up to how many devices the target efficiency is reached. A warning if it is "
         "missed.",
-        action="no action needed, or measure more repeats where it is not significant",
+        action="measure more repeats (--repeats) where it is not significant",
         other_severity="warning",
         of_many_cells=True,
     )
@@ -151,9 +150,8 @@ class RunCode(FindingCode):
     )
     NO_OVERLAP = Code(
         "info",
-        meaning="Little of a cell's communication is hidden behind compute. The message lists each "
-        "reason that the traces show, with the measured number. A warning on GPUs, and if the "
-        "script causes it.",
+        meaning="Little of a cell's communication is hidden behind compute. The message gives the "
+        "reason that explains most exposed time. A warning on GPUs, and if the script causes it.",
         action="compare --overlap on,off and several values of --bucket-mb",
         script_action="try several values of DDP's bucket_cap_mb",
         other_severity="warning",

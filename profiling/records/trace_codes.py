@@ -175,7 +175,7 @@ class TraceCode(FindingCode):
     PARALLELISM = Code(
         "info",
         meaning="How the job was parallelised, inferred from event names and launches.",
-        action="this is inferred and may be wrong",
+        action="check it against the script, since it is inferred",
     )
     WAITING_FOR_NODE = Code(
         "info",

@@ -38,6 +38,16 @@ def check_plots(frame: pd.DataFrame, numeric: list[str]) -> None:
         axes.bar(range(len(column)), column)
 
 
+def test_a_wrong_cell_names_those_of_the_run_and_a_folder_is_compared_like_its_run() -> None:
+    run = load_run(DATA / "run_tiny")
+    with pytest.raises(
+        KeyError, match=r"foo is no cell .* from single-d1-b8, dp-host-d2-b8, ddp-d2-b8"
+    ):
+        run.cells["foo"]
+    assert "foo" not in run.cells
+    assert compare(DATA / "run_tiny").table.equals(compare(run).table)
+
+
 @pytest.mark.long
 def test_every_numeric_column_plots_and_a_missing_number_is_nan() -> None:
     table = compare(load_run(EXAMPLE_RUN)).table

@@ -76,7 +76,7 @@ def test_what_disturbed_a_machine_is_one_finding_and_names_each_cell_once() -> N
     (spread,) = (one for one in found if one.code == "wide_spread")
     assert spread.message.count("single-d1-b8") == spread.message.count("ddp-d2-b8") == 1
     assert spread.message.count("medians of its repeats differ by 50%") == 2
-    assert spread.message.count("the middle half of its steps spans") == 2
+    assert "the middle half" not in spread.message  # of a cell's signs the worst
 
 
 def with_steps(run: RunData, **factors: float) -> RunData:
@@ -188,7 +188,7 @@ def test_a_skipped_cell_is_reported_with_its_reason(run: RunData) -> None:
 
 
 @pytest.mark.long
-def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
+def test_what_the_user_stopped_can_be_resumed(run: RunData) -> None:
     data = run.cells["ddp-d2-b8"]
     message = "stopped before its first pass; the same command resumes the run"
     stopped = CellResult(
@@ -205,7 +205,7 @@ def test_what_the_user_stopped_needs_no_action(run: RunData) -> None:
 
     assert finding_on(stopped) == (
         f"ddp-d2-b8, repeat 1: interrupted: {message}",
-        "no action needed if this cell can be missing",
+        "run the same command again to measure it",
     )
     assert finding_on(crashed)[0] == "ddp-d2-b8, repeat 1: crashed: exit status 1"
     assert "fix the cause" in finding_on(crashed)[1]

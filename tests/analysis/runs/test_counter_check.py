@@ -5,6 +5,7 @@ after the last all-reduce.
 import gzip
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.attribution import attribute
 from dpscope.profiling.records.run import Cell, DdpCounters
+from tests.helpers.known import known
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import traced_table
 
@@ -116,6 +118,17 @@ def test_one_descheduled_step_of_three_is_no_error_and_two_are() -> None:
         )
         check = check_counters(counters((3_000.0,) * 3, (400, 900)), slowed, 0)
         assert (check.union_within_span, check.spans_agree) == (within, within)
+
+
+def test_threads_that_waited_longer_than_ddp_communicated_are_no_finding() -> None:
+    """Nobody can act on it: the spans may differ by 4 ms, and DDP's is 3 ms."""
+    waited = [
+        msgspec.structs.replace(one, cpu_wait_us=4_000.0)
+        for one in counters((3_000.0,) * 3, (400, 900))
+    ]
+    check = check_counters(waited, reductions(1, STEPS), 0)
+    assert "waited for a core longer (4.00 ms a step)" in known(check.not_comparable)
+    assert list(counter_findings(CELL, [], [check])) == []
 
 
 def all_reduces() -> Table:

@@ -152,8 +152,9 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, Job], folder: 
             "all gradients are reduced in one bucket of 2.09 MB, ready when ",
         ),
     ):
-        assert text in {one.name: one.text for one in overlap_reasons(two[name])}[reason]
-        assert all(text in finding.message for finding in no_overlap_finding(two[name]))
+        reasons = overlap_reasons(two[name])
+        assert text in {one.name: one.text for one in reasons}[reason]
+        assert all(reasons[0].text in found.message for found in no_overlap_finding(two[name]))
     unused = {reason.name: reason.text for reason in overlap_reasons(two["unused"])}
     assert unused["find_unused_parameters"].endswith("all-reduce a map of 40 B (1 per step)")
 
