@@ -56,7 +56,8 @@ def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
 
 def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
-    exposed_us, kinds = ledger.exposed_us or 0.0, ledger.other_by_kind_us
+    exposed_us = ledger.exposed_us or 0.0
+    kinds = ledger.other_by_kind_us
     parts = []
     if ledger.is_split:
         parts = [
@@ -64,7 +65,7 @@ def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
             f"{scale.number(ledger.exposed_transfer_us or 0.0)} moving data",
         ]
     parts += [
-        f"{scale.number(time_us)} {_KINDS.get(kind, kind)}"
+        f"{scale.number(time_us)} other ({_KINDS.get(kind, kind)})"
         for kind, time_us in kinds.items()
         if time_us > _NOTHING * exposed_us
     ]

@@ -133,7 +133,7 @@ def _ring(row: CellRow, data: Job) -> str:
     if judged == "agrees":
         return f"{result} agrees: {measured} {scale.unit}"
     if judged is not None:
-        return f"{result}; {measured}: {judged}"
+        return f"{result}; {measured}{_spread(transfer_us, data, scale)}: {judged}"
     if ring_us > transfer_us:
         cause = "the calibration was slower than the run; calibrate again"
         if of_link:
@@ -142,14 +142,25 @@ def _ring(row: CellRow, data: Job) -> str:
     return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
 
 
-def _noise_around(ring_us: float, data: Job) -> Interval | None:
-    """The formula's value, which has no noise, with the interval of the transfers that it is
-    compared with; None of one repeat.
+def _spread(transfer_us: float, data: Job, scale: Scale) -> str:
+    """The interval of the mean transfers in brackets; nothing where there is none, as of one
+    repeat.
+    """
+    bounds = _noise_around(transfer_us, data)
+    if bounds is None:
+        return ""
+    interval = scale.ends(bounds)
+    return f" ({interval})"
+
+
+def _noise_around(time_us: float, data: Job) -> Interval | None:
+    """The interval of the mean transfers, drawn around a time: theirs, or the formula's, which has
+    no noise of its own; None of one repeat.
     """
     windows = data.whole_windows.take(data.whole_windows.known("transfer_us"))
     repeats = windows.group("repeat").means(windows["transfer_us"])
     half_us = half_width(repeats)
-    return None if half_us is None else Interval(ring_us - half_us, ring_us + half_us)
+    return None if half_us is None else Interval(time_us - half_us, time_us + half_us)
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:

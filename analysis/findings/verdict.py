@@ -379,7 +379,7 @@ def _which(
     if shown == "below":
         label = "USE ONE"
         strategy = "single"
-        lines[0] = f"one device: {name} on {lines[0]}"
+        lines[0] = f"{name} on {where} reaches {_gain_line(chosen, gain)}"
     elif shown == "above" and stand_in:
         label = "NO CHOICE"
         lines[0] = f"{name} on {lines[0]}"
@@ -424,7 +424,11 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
 def _gap_line(gap: StrategyGap) -> str:
     """DP's step against DDP's."""
     times = f"{gap.dp_label} takes {gap.ratio.value or 0.0:.2f}x DDP's step {ends(gap.ratio)}"
-    return times if _is_clear(gap) else f"{times}: no significant difference"
+    judged = {
+        "no_difference_shown": ": no significant difference",
+        "too_few_samples": ": not judged",
+    }
+    return f"{times}{judged.get(verdict(gap.ratio), '')}"
 
 
 def _over_itself(comparison: Comparison, chosen: CellRow, where: str) -> tuple[str, str]:

@@ -163,10 +163,10 @@ def epoch_table(report: Results) -> TextTable:
         ),
         Field("speedup at same b", "speedup_b", _RATIO, "T_1(b)/T_N(b), of epochs"),
         Field("speedup at same b ±", "speedup_b_half", _RATIO),
-        Field("efficiency at same b", "efficiency_b", _PERCENT, "that speedup over N"),
+        Field("epoch efficiency at same b", "efficiency_b", _PERCENT, "that speedup over N"),
         Field("speedup at same G", "speedup_g", _RATIO, "T_1(G)/T_N(b), of epochs"),
         Field("speedup at same G ±", "speedup_g_half", _RATIO),
-        Field("efficiency at same G", "efficiency_g", _PERCENT, "that speedup over N"),
+        Field("epoch efficiency at same G", "efficiency_g", _PERCENT, "that speedup over N"),
         Field(
             "accuracy",
             "test_accuracy_percent",
@@ -191,7 +191,7 @@ def _epoch_notes(report: Results) -> Iterator[str]:
     )
     if not whole:
         yield (
-            "efficiency: of epochs, whose last step counts as a whole one, so it differs from that of the steps "
+            "epoch efficiency: the last step counts as a whole one, so it differs from that of the steps "
             "on the first screen"
         )
         yield f"steps of an epoch: {_epoch_lengths(report)}"
@@ -327,7 +327,7 @@ def rate_table(report: Results) -> TextTable:
         Field("link", "link_gb_per_s", "bandwidth", "the link's specification, one way"),
         Field("busbw/link", "transfer_of_link", _PERCENT),
         Field(
-            "calibrated",
+            "calibrated at these sizes",
             "calibrated_gb_per_s",
             "bandwidth",
             "busbw of messages of the same sizes, timed alone",

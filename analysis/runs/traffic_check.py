@@ -48,7 +48,7 @@ _NAMES = {
 }
 UNKNOWN_COMMUNICATION = {TraceCode.TRACE_INCOMPLETE.code, AttachCode.TRAINED_ALONE.code}
 """Codes of findings of a cell whose trace does not show what it moved."""
-MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh`)"
+MEASURE_AGAIN = "measure the cell again (`dpscope run --fresh` measures all cells)"
 
 
 def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:

@@ -74,6 +74,7 @@ def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() 
     row = cell("ddp", 4, 32, exposed_wait_us=5e3, exposed_transfer_us=6e3, exposed_other_us=9e3)
     found = verdict_on(row)
     assert "(--broadcast-buffers off)" in said(found, "next")
+    assert "9.0 other (broadcast)" in said(found, "cost")  # as in the table of a step's parts
     assert (found.part, found.saves_us) == ("broadcasts of buffers", 9e3)
     of_script = replace(
         comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), knows_options=False

@@ -53,6 +53,10 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     even = verdict_on(DP, DDP, ratio=Estimate(1.05, 0.9953, 1.2, 60))
     assert which(even) == ("USE DDP/DP", "ddp")
     assert "1.05x DDP's step (0.995 to 1.20): no significant difference" in said(even, "which")
+    once = verdict_on(DP, DDP, ratio=Estimate(1.05, None, None, 60))
+    assert said(once, "which").endswith(
+        "DDP's step (too few repeats or steps for an interval): not judged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,8 @@ def test_one_device_is_as_good_where_the_gain_is_none_or_not_clear(
     found = verdict_on(DDP, gain=gain)
     assert which(found) == (label, strategy)
     assert basis in known(found.fact("which")).basis
+    line = known(found.fact("which")).lines[0]
+    assert line.startswith("DDP on 4 devices reaches 0.70x one device") == (label == "USE ONE")
 
 
 def test_a_stand_in_is_never_recommended() -> None:
