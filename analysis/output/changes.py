@@ -71,6 +71,7 @@ from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 from dpscope.profiling.store.folders import is_run_folder
@@ -206,9 +207,9 @@ def print_comparison(
     before, after = _load(earlier), _load(later)
     if not force:
         _check_models(before, after)
-    after, unlike = _as_one_cell(before, after)
+    before, compared, unlike = _as_one_cell(before, after)
     with progress(f"Comparing {before.path} with {after.path}"):
-        found = _judge(before, after, share, force, unlike)
+        found = _judge(before, compared, share, force, unlike)
     if output_format in _PRINTERS:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
@@ -240,9 +241,10 @@ def _first_lines(found: Judgement) -> Verdict:
     return Verdict(found.answer, facts=tuple(fact for fact in facts if fact.lines))
 
 
-def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, list[Finding]]:
-    """Traces of jobs of other sizes under one name, since their common ranks compare; and that they
-    differ. Raises NotComparableError for a run and traces.
+def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, RunData, list[Finding]]:
+    """Traces of two jobs as one cell that has their folders' names, since their common ranks
+    compare; and that their sizes differ, if they do. Raises NotComparableError
+    for a run and traces.
     """
     if (before.recorded is None) != (after.recorded is None):
         raise NotComparableError(
@@ -250,15 +252,39 @@ def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, list[Finding
             "name two runs, or the traces of two jobs"
         )
     if before.recorded is not None:
-        return after, []
+        return before, after, []
     (earlier,) = before.cells.values()
     (later,) = after.cells.values()
-    if earlier.name == later.name:
-        return after, []
-    renamed = replace(later, name=earlier.name)
-    message = f"{before.path} holds {earlier.name}, {after.path} {later.name}"
-    differ = PlanCode.SETTINGS_DIFFER.finding(message)
-    return replace(after, cells={earlier.name: renamed}), [differ]
+    unlike = []
+    if earlier.name != later.name:
+        message = f"{before.path} holds {earlier.name}, {after.path} {later.name}"
+        unlike.append(PlanCode.SETTINGS_DIFFER.finding(message))
+    names = [run.path.resolve().name for run in (before, after)]
+    if names[0] == names[1]:
+        names = [str(run.path) for run in (before, after)]
+    name = " to ".join(names)
+    before, after = (
+        replace(run, cells={name: replace(job, name=name)})
+        for run, job in ((before, earlier), (after, later))
+    )
+    return before, after, unlike
+
+
+def _not_read(run: RunData) -> Iterator[Finding]:
+    """Files of a job's traces that were left out, such as copies of others, in one finding."""
+    if run.recorded is not None:
+        return
+    unread = [
+        finding
+        for job in run.cells.values()
+        for finding in job.findings
+        if finding.code == TraceCode.FILE_NOT_READ.code
+    ]
+    if unread:
+        message = unread[0].message
+        if len(unread) > 1:
+            message = f"{len(unread)} files of {run.path} were not read: {message}"
+        yield msgspec.structs.replace(unread[0], message=message)
 
 
 def _judge(
@@ -270,12 +296,13 @@ def _judge(
 ) -> Judgement:
     changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
     differ, lost = [*unlike, *setting_findings(before, after)], list(lost_findings(before, after))
+    unread = [*_not_read(before), *_not_read(after)]
     undecided = list(undecided_findings(changes))
     answer = headline(changes)
     notes = [*differ, *lost, *undecided]
     if differ and not force:
         status = NOT_COMPARABLE
-        answer = f"Not judged: {differ[0].message}. {answer}"
+        answer = f"Not judged: {differ[0].message}. {answer.removeprefix('Not judged: ')}"
         notes = [*lost, *undecided]
     elif any(change.is_regression for change in changes):
         status = REGRESSION
@@ -285,8 +312,8 @@ def _judge(
         notes = [*differ, *undecided]
     return Judgement(
         changes,
-        [*differ, *lost, *undecided],
-        notes,
+        [*unread, *differ, *lost, *undecided],
+        [*unread, *notes],
         status,
         answer,
         steps=step_changes(before, after),

@@ -1,12 +1,12 @@
 """What `dpscope compare` shows of why a traced step changed: a sentence, tables and JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from dpscope.analysis.runs.class_change import ClassChange, PartChange
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import show_changes, show_share, show_time
+from dpscope.analysis.text.units import as_ranges, show_changes, show_share, show_time
 from dpscope.profiling.records.finding import grouped
 
 MOST_ROWS = 12  # classes in a table
@@ -14,6 +14,7 @@ GITHUB_ROWS = 5
 _MOST_NAMED = 3  # parts in the sentence
 _LEAST_NAMED = 0.05  # of all changes, either way
 _LEAST_SHOWN = 0.01
+_OTHER = "other"
 _MOST_LETTERS = 26  # of an operator's name in a table of 80 columns
 _LEAST_CHANGE = 0.001  # of the step
 _NOTHING_US = 1e-3
@@ -43,13 +44,33 @@ def sentence_of(step: StepChange) -> str:
     chosen = [entry for entry in named[:_MOST_NAMED] if abs(entry.change_us) > least_us]
     if len(named) > len(chosen):
         other_us = step.change_us - sum(entry.change_us for entry in chosen)
-        chosen.append(_Named(other_us, "other"))
+        chosen.append(_Named(other_us, _OTHER))
     changes = show_changes([step.change_us, *(entry.change_us for entry in chosen)])
-    texts = [f"{change} {one.words}" for change, one in zip(changes[1:], chosen, strict=True)]
+    texts = _without_zero(zip(changes[1:], chosen, strict=True))
     direction = "longer" if step.change_us >= 0 else "shorter"
     share = show_share(abs(step.change_us) / step.before_us)
     change = f"{changes[0].lstrip('+-')} {direction} ({share})"
-    return f"{step.cell}: traced step {change}: {', '.join(texts)}."
+    of_ranks = _which_ranks(step)
+    return f"{step.cell}: traced step{of_ranks} {change}: {', '.join(texts)}."
+
+
+def _without_zero(changes: Iterable[tuple[str, _Named]]) -> Iterator[str]:
+    """Each change with its words, but for a rest that is shown as 0."""
+    for change, entry in changes:
+        is_zero = not change.strip("+-0. msµn")
+        if entry.words != _OTHER or not is_zero:
+            yield f"{change} {entry.words}"
+
+
+def _which_ranks(step: StepChange) -> str:
+    """Of which ranks the step is the mean, where a job traced others, too."""
+    if not step.some_ranks:
+        return ""
+    ranks = as_ranges(step.ranks)
+    noun = "ranks"
+    if len(step.ranks) == 1:
+        noun = "rank"
+    return f" of {noun} {ranks}, which both jobs traced,"
 
 
 def _shows_change(step: StepChange) -> bool:
@@ -246,12 +267,17 @@ def _class_fields(step: StepChange) -> Iterator[Field]:
 def _class_notes(step: StepChange) -> list[str]:
     notes = list(_CLASS_NOTES)
     if step.critical_rank is not None:
-        notes.append(
-            f"rank {step.critical_rank}: the change on that rank, which waits least for others"
-        )
+        notes.append(_critical_note(step))
     if _judged(step):
         notes.append("differs: Welch's test over repeats, 5% for all classes together (Holm)")
     return notes
+
+
+def _critical_note(step: StepChange) -> str:
+    note = f"rank {step.critical_rank}: the change on that rank, which waits least for the others"
+    if step.critical_rank == step.critical_rank_before:
+        return f"{note} before and after"
+    return f"{note} after; before, rank {step.critical_rank_before} does"
 
 
 def _judged(step: StepChange) -> bool:

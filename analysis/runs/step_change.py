@@ -40,7 +40,10 @@ class StepChange:
     parts: tuple[PartChange, ...]
     classes: tuple[ClassChange, ...] = ()
     ranks: tuple[int, ...] = ()
-    critical_rank: int | None = None  # of the later run: the one that waits least for others
+    some_ranks: bool = False  # a run traced further ranks
+    # of the later run, and of the earlier one: the rank that waits least for others
+    critical_rank: int | None = None
+    critical_rank_before: int | None = None
     no_classes: str = ""
     notes: tuple[str, ...] = ()
 
@@ -115,6 +118,7 @@ def kernels_in(file: Path) -> Table:
 def _step_change(before: _Side, after: _Side) -> StepChange:
     ranks = np.intersect1d(before.windows["rank"], after.windows["rank"])
     notes = list(_unlike(before, after))
+    some_ranks = any(not np.isin(side.windows["rank"], ranks).all() for side in (before, after))
     before, after = before.of_ranks(ranks), after.of_ranks(ranks)
     earlier, later = before.ledger, after.ledger
     known = before.job.communication_known and after.job.communication_known
@@ -125,7 +129,7 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
             known,
         )
     )
-    critical = _critical_rank(after.windows) if len(ranks) > 1 else None
+    critical = _critical_rank(after.windows)
     classes: list[ClassChange] = []
     no_classes = ""
     try:
@@ -140,15 +144,19 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
         parts=parts,
         classes=tuple(classes),
         ranks=tuple(ranks.tolist()),
+        some_ranks=some_ranks,
         critical_rank=critical,
+        critical_rank_before=_critical_rank(before.windows),
         no_classes=no_classes,
         notes=tuple(notes),
     )
 
 
-def _critical_rank(windows: Table) -> int:
+def _critical_rank(windows: Table) -> int | None:
     """The rank that the others wait for: it waits least, and is idle least if none waits."""
     ranks = windows.group("rank")
+    if len(ranks) < 2:
+        return None
     wait_us, idle_us = (ranks.means(windows[name]) for name in ("exposed_wait_us", "idle_us"))
     first = np.lexsort((idle_us, np.nan_to_num(wait_us)))[0]
     return int(windows["rank"][ranks.first[first]])

@@ -218,8 +218,9 @@ def _replayed(
     now = base.replayed(measured, base.contention.gamma)
     step_us = max(base.step_us + then.step_us - now.step_us, 1.0)
     # the base's is of all ranks, and without one rank's lateness the others alone are replayed
-    of_all = base.exposed_us is not None and setting.on_time is None
-    measured_us = base.exposed_us if of_all else now.exposed_us
+    measured_us = base.exposed_us
+    if measured_us is None or setting.on_time is not None:
+        measured_us = now.exposed_us
     exposed_us = measured_us + then.exposed_us - now.exposed_us
     return _Change(
         step_us=step_us,

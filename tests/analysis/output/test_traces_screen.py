@@ -8,6 +8,7 @@ Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, i
 import csv
 import io
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 
@@ -174,7 +175,9 @@ def compared(before: Path, after: Path) -> tuple[int, str, str]:
     status = print_comparison(before, after, None, "table", console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     _, steps = shown.split("Each cell's step (mean traced)")
-    line = next(one for one in steps.splitlines() if one.startswith("traces of"))
+    line = next(
+        one for one in steps.splitlines() if one.startswith(f"{before.name} to {after.name} ")
+    )
     return status, " ".join(shown.split()), line
 
 
@@ -193,9 +196,21 @@ def test_several_jobs_a_side_are_repeats_and_give_an_interval(tmp_path: Path) ->
     before = scaled_jobs(tmp_path / "before", 1.0, 1.01, 1.02)
     status, shown, line = compared(before, scaled_jobs(tmp_path / "slower", 1.2, 1.212, 1.224))
     assert (status, "1.200" in line) == (1, True)
-    assert shown.startswith("Slower: traces of 2 ranks +20% (+")
+    assert shown.startswith("Slower: before to slower +20% (+")
     status, shown, _ = compared(before, scaled_jobs(tmp_path / "again", 1.005, 1.01, 1.015))
-    assert (status, shown.startswith("Same: traces of 2 ranks ")) == (0, True)
+    assert (status, shown.startswith("Same: before to again ")) == (0, True)
+
+
+def test_copies_of_traces_are_reported_and_are_no_repeats(tmp_path: Path) -> None:
+    """Two jobs a side, of which one is a copy of the other: its two files are left out."""
+    before, after = scaled_jobs(tmp_path / "before", 1.0), scaled_jobs(tmp_path / "after", 1.2)
+    for side in (before, after):
+        shutil.copytree(side / "job0", side / "job1")
+    status, shown, _ = compared(before, after)
+    assert status == 3
+    assert f"2 files of {before} were not read" in shown
+    assert f"2 files of {after} were not read" in shown
+    assert shown.count("Not judged: ") == 1
 
 
 def no_collective(folder: Path, device: bool, ranks: int = 1) -> str:

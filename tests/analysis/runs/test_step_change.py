@@ -66,6 +66,7 @@ def test_a_late_rank_is_waiting_for_it_and_no_kernel(tmp_path: Path) -> None:
     assert parts_us["idle"] + parts_us["idle, nothing launched"] == pytest.approx(200.0, abs=0.01)
     assert parts_us[COMPUTE] == pytest.approx(0.0, abs=0.01)
     assert change.critical_rank == LATE_RANK
+    assert not change.some_ranks
 
 
 def test_contention_is_told_from_slower_kernels(tmp_path: Path) -> None:
@@ -197,6 +198,40 @@ def test_the_sentence_says_of_how_many_rows_of_the_table_it_speaks() -> None:
         critical_rank=None,
     )
     assert "flash_fwd (gone, 34 calls in 2 classes)" in sentence_of(step)
+
+
+def test_the_sentence_names_the_ranks_of_a_part_of_the_job_and_no_zero() -> None:
+    """10 us of 100 us: 10%; what is left of the parts is 0."""
+    step = StepChange(
+        cell="a to b",
+        before_us=100.0,
+        after_us=110.0,
+        parts=(PartChange("idle", 20.0, 30.0), PartChange("transfer of all_reduce", 5.0, 5.0)),
+        ranks=(0, 1),
+        some_ranks=True,
+    )
+    assert sentence_of(step) == (
+        "a to b: traced step of ranks 0 to 1, which both jobs traced, 10.0 µs longer (10%): +10.0 µs idle."
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [(0, "waits least for the others before and after"), (1, "after; before, rank 1 does")],
+)
+def test_the_rank_that_waits_least_is_named_by_both_jobs(before: int, words: str) -> None:
+    step = StepChange(
+        cell="job",
+        before_us=1_000.0,
+        after_us=800.0,
+        parts=(PartChange(COMPUTE, 1_000.0, 800.0),),
+        classes=(_gone(150.0), _gone(50.0)),
+        ranks=(0, 1),
+        critical_rank=0,
+        critical_rank_before=before,
+    )
+    _, kernels = tables_of(step)
+    assert words in kernels.notes[-1]
 
 
 def test_traces_without_marked_steps_are_compared_as_one_step(
