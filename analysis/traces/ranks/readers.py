@@ -169,8 +169,7 @@ def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, 
     if read is PARTIALS:
         return {}
     return {
-        file: f"{file} ({reader.name}) was not read: its folder also holds another kind of file ({read.name}), which was; "
-        "give these files to `dpscope analyze` by name"
+        file: f"{file}: {reader.name}, not read, because its folder also holds another kind of file ({read.name})"
         for reader, files in by_reader.items()
         if reader not in (read, REPORTS)
         for file in sorted(files, key=natural_order)

@@ -91,7 +91,7 @@ def _each_job(
     grouped_traces = find_jobs(
         [whole.ranks[place].summary for place in kept],
         [holders[place] for place in kept],
-        [not_read(file.message) for file in whole.unread],
+        [not_read(file) for file in whole.unread],
     )
     if one_alone:
         require_one_job(grouped_traces.jobs, paths, one_alone)
@@ -274,8 +274,13 @@ def _with_sizes(job: RankTables) -> Table:
     return collectives.assign(group_size=taken)
 
 
-def not_read(message: str) -> Finding:
-    return TraceCode.FILE_NOT_READ.finding(message)
+def not_read(file: Unread) -> Finding:
+    """Those of several files that have the same reason are shown as one."""
+    reason = file.message.removeprefix(f"{file.file}: ")
+    about = ""
+    if reason != file.message:
+        about = file.file
+    return TraceCode.FILE_NOT_READ.finding(reason, about=about)
 
 
 def none_read(message: str) -> DpscopeError:

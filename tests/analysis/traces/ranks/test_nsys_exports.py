@@ -12,6 +12,7 @@ import pytest
 
 from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.findings.verdict import traces_verdict
+from dpscope.analysis.output.trace_tables import few_of_each_kind
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.store.errors import DpscopeError
@@ -93,10 +94,13 @@ def test_a_folder_of_several_formats_names_what_was_not_read(tmp_path: Path) -> 
     (tmp_path / "nsys_two_ranks.nsys-rep").write_bytes(b"")
     for name in ("a.json.gz", "b.json.gz"):
         (tmp_path / name).write_bytes(A100[0].read_bytes())
-    (limit,) = [
-        one for one in limits_of_traces(analyze_traces(tmp_path)) if one.label == "NOT READ"
-    ]
-    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a.json.gz (trace) was not read: ")
+    analysis = analyze_traces(tmp_path)
+    (limit,) = [one for one in limits_of_traces(analysis) if one.label == "NOT READ"]
+    assert limit.lines[0].startswith(f"2 files: {tmp_path}/a.json.gz: trace, not read, because ")
+    unread = [one for one in analysis.findings if one.code == "file_not_read"]
+    (shown,) = few_of_each_kind(unread)  # one sentence of both
+    assert shown.message.startswith(f"{tmp_path}/a.json.gz, {tmp_path}/b.json.gz: trace, not read,")
+    assert shown.message.count("not read") == 1
 
 
 def ddp(options: DdpOptions, ranks: int = 2) -> list[Mapping[str, Any]]:
