@@ -35,7 +35,7 @@ def real_export(name: str, folder: Path) -> Path:
 
 
 def test_a_compressed_export_is_to_be_decompressed() -> None:
-    with pytest.raises(DpscopeError, match=r"nsys_two_ranks.sqlite.gz is a compressed .*gunzip"):
+    with pytest.raises(DpscopeError, match=r"nsys_two_ranks.sqlite.gz holds a database, .*gunzip"):
         analyze_traces([DATA / "nsys_two_ranks.sqlite.gz"])
 
 
