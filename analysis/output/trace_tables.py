@@ -22,7 +22,7 @@ from dpscope.analysis.report.rank_tables import (
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, show_time, text
 from dpscope.analysis.traces.ranks.contention import Contentions
-from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED
+from dpscope.analysis.traces.ranks.exposed_parts import EXPOSED, EXPOSED_WAIT
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import PAIR_COLUMNS
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
@@ -76,7 +76,10 @@ LISTS: Mapping[str, tuple[tuple[str, ...], Callable[[Job], Table]]] = {
     "steps": ((*STEP_FIELDS, *WAIT_FIELDS), _steps),
     "collectives": (COLLECTIVE_FIELDS, lambda job: job.tables.collectives),
     "dp_phases": (dp_phases.COLUMNS, _phases_of),
-    "waits": (PAIR_COLUMNS, lambda job: job.waits_caused),
+    "waits": (
+        (*PAIR_COLUMNS, *EXPOSED_WAIT),
+        lambda job: job.every_wait,
+    ),
 }
 """What JSON has of each job, of a run's cells and of traces: by name, the fields of the rows of a
 table.

@@ -218,7 +218,8 @@ def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) 
 def model_tables(report: "Report | None") -> list[TextTable]:
     """The formulas with their numbers, predicted and measured values, bandwidths and utilisation.
 
-    Nothing without a report; where none can be filled, a table of the reasons.
+    Nothing without a report; where a link or a calibration is stated and no formula applies, a
+    table of the reasons.
     """
     if report is None:
         return []
@@ -229,7 +230,9 @@ def model_tables(report: "Report | None") -> list[TextTable]:
         for table in report.section(section.name).values()
     ]
     (row,) = report.comparison.rows.values()
-    if "formulas" not in report.tables:
+    costs = report.comparison.collective_costs
+    stated = costs.stated is not None or costs.calibration is not None
+    if stated and "formulas" not in report.tables:
         why = dict.fromkeys(
             row.reasons.get(name, "") for name in ("ring_us", "predicted_transfer_us")
         )

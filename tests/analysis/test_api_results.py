@@ -24,6 +24,7 @@ from dpscope.analysis.cells.columns import columns
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS
+from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -145,3 +146,20 @@ def test_an_export_is_no_trace_of_one_process(tmp_path: Path) -> None:
     for path in (packed, export):
         with pytest.raises(DpscopeError, match=r"if it is compressed .*read_traces reads it"):
             read_trace(path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", [V100, DATA / "compiled_ddp"], ids=lambda path: path.name)
+def test_a_share_of_waiting_is_the_same_wherever_it_is_named_the_same(folder: Path) -> None:
+    job = analyze_traces(folder)
+    shown = analyze(folder).frames["waits"].set_index(["late_rank", "waiting_rank"])
+    waits = job.waits.set_index(["late_rank", "waiting_rank"])
+    for name in ("exposed_wait_us", "exposed_share"):
+        assert waits.loc[shown.index, name].tolist() == pytest.approx(shown[name].tolist())
+    assert waits["wait_share"].sum() == pytest.approx(1.0)
+    if folder == V100:
+        late = known(job.late)
+        exposed, hidden_too = (
+            waits.groupby(level="late_rank")[name].sum() for name in ("exposed_share", "wait_share")
+        )
+        assert (exposed[7], hidden_too[7]) == pytest.approx((late.share, late.last.share))

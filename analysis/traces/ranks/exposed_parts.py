@@ -72,6 +72,9 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     return whole.assign(**parts_us)
 
 
+EXPOSED_WAIT = ("exposed_wait_us", "exposed_share")
+
+
 def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     """Rows of `waits_by_pair` with what is exposed of their waits, the longest first; `windows` are
     rows of `with_waits`.

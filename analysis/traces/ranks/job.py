@@ -415,10 +415,24 @@ class Job:
         )
         return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])
 
+    @cached_property
+    def every_wait(self) -> Table:
+        """`waits_caused` with what is exposed of each wait, a mean over the repeat's windows."""
+        waits = self.waits_caused
+        by_repeat = [without_rows((*lateness.PAIR_COLUMNS, *exposed_parts.EXPOSED_WAIT))]
+        for repeat in np.unique(waits["repeat"]).tolist():
+            tables = (waits, self.tables.exposed_parts, self.whole_windows)
+            by_repeat.append(
+                exposed_parts.with_exposed_waits(
+                    *(table.take(table["repeat"] == repeat) for table in tables)
+                )
+            )
+        return joined(by_repeat)
+
     @property
     def waits(self) -> "pd.DataFrame":
-        """`waits_caused` as a DataFrame."""
-        return self.waits_caused.frame
+        """`every_wait` as a DataFrame."""
+        return self.every_wait.frame
 
     @cached_property
     def mean_waits(self) -> Table:
@@ -431,7 +445,7 @@ class Job:
         means = waits.take(pairs.first).assign(
             collectives=pairs.sums(waits["collectives"]).astype(np.int64),
             wait_per_step_us=wait_us / max(repeats, 1),
-            share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
+            wait_share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
         )
         longest = means.take(np.argsort(-wait_us, kind="stable"))
         return exposed_parts.with_exposed_waits(

@@ -35,7 +35,7 @@ PAIR_COLUMNS = (
     "steps",
     "wait_us",
     "wait_per_step_us",
-    "share",
+    "wait_share",
 )
 
 
@@ -46,7 +46,8 @@ def waits_by_pair(table: Table) -> Table:
     The last rank to arrive at a collective is the one whose duration is the transfer itself; the
     others wait for it. `wait_us` adds up, over steps, the length of the union of such waits
     (collectives that wait at the same time lose the time once), `wait_per_step_us` divides it by
-    the steps in which all ranks were matched, `share` by the sum of the table. Microseconds of the
+    the steps in which all ranks were matched, `wait_share` by the sum of the table: of all waiting,
+    exposed or behind compute. Microseconds of the
     waiting rank's clock.
     """
     matched = _matched(table)
@@ -61,7 +62,7 @@ def waits_by_pair(table: Table) -> Table:
         steps=pairs.different(waiting.group("job_step").code),
         wait_us=wait_us,
         wait_per_step_us=wait_us / max(steps, 1),
-        share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
+        wait_share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
     )
     return by_pair.take(np.argsort(-wait_us, kind="stable"))
 

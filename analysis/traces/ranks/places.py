@@ -254,7 +254,7 @@ def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
     folded = folded.assign(
         ranks=groups.sizes,
         wait_us=groups.means(wait_us),
-        caused_share=groups.sums(_of_late_ranks(caused, "share", placed)),
+        caused_share=groups.sums(_of_late_ranks(caused, "wait_share", placed)),
     )
     return folded.take(np.argsort(-folded["caused_share"], kind="stable"))
 
@@ -291,7 +291,7 @@ def _node(analysis: Job, places: Table) -> Iterator[Finding]:
     last = last_place(analysis.step_collectives, host_of)
     if last is None or not last.stands_out or last.rank == UNKNOWN:
         return
-    host, shares = last.rank, _of_late_ranks(caused, "share", placed)
+    host, shares = last.rank, _of_late_ranks(caused, "wait_share", placed)
     share = float(hosts.sums(shares)[host])
     of_host = np.where(hosts.code == host, shares, -1.0)
     (worst,) = placed.take(np.array([of_host.argmax()])).records()

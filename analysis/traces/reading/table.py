@@ -35,7 +35,7 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
         "host_copy_us", "device_copy_us", "clipped_us", "data_us", "data_wait_us", "host_to_device_us", "forward_us",
         "backward_us", "optimizer_us", "start_us", "end_us", "duration_us", "queue_us", "ready_us", "held_us", "launch_us",
         "begin_us", "compute_done", "compiled_share", "time_us", "overlap_us", "pace", "transfer_us", "wait_us",
-        "exposed_transfer_us", "exposed_wait_us", "exposed_other_us", "wait_per_step_us", "share", "caused_share",
+        "exposed_transfer_us", "exposed_wait_us", "exposed_other_us", "wait_per_step_us", "wait_share", "caused_share",
         "exposed_share", "lateness_us", "cost_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "lower_bound_gb_per_s",
         "calls", "free_calls", "free_us",
     ),

@@ -181,3 +181,4 @@ def test_foreign_traces_with_stated_flops(tmp_path: Path) -> None:
     assert "--flops 1.2T:bf16" in unknown["missing"]["mfu"]
     shown = CliRunner().invoke(app, ["analyze", str(folder), "--flops", "156M:tf32"]).stdout
     assert "Where 100 points of a device's peak go in a traced step" in shown
+    assert "No model applies" not in shown  # no link and no calibration was given to apply one

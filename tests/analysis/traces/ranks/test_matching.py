@@ -174,4 +174,4 @@ def test_who_made_whom_wait() -> None:
     assert {key: row["wait_us"] for key, row in found.items()} == expected
     assert (found[2, 0]["wait_per_step_us"], found[2, 0]["collectives"]) == (45.5, 2)
     assert caused["wait_us"].is_monotonic_decreasing
-    assert caused["share"].sum() == pytest.approx(1.0)
+    assert caused["wait_share"].sum() == pytest.approx(1.0)

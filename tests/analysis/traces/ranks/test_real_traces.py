@@ -114,7 +114,7 @@ def test_v100_is_nearly_all_waiting(v100: Job) -> None:
     caused = waits_caused(table)
     of_seven = caused[caused["late_rank"] == 7]
     assert last.rank == 7
-    assert last.share == pytest.approx(of_seven["share"].sum())
+    assert last.share == pytest.approx(of_seven["wait_share"].sum())
     assert last.share == pytest.approx(35_543 / 46_806)
     assert last.lateness_us == pytest.approx(of_seven["wait_per_step_us"].sum() / 7)
 
