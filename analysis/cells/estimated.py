@@ -61,7 +61,7 @@ def same_local_batch_us(cell: CellView) -> float:
     return cell.step_us - single_at_same_batch(cell).step_us
 
 
-@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
+@ESTIMATES.column("t_N(b)-t_1(b) minus exposed", "time", "Estimate minus exposed communication")
 def same_local_batch_error_exposed_us(cell: CellView) -> float:
     return cell.same_local_batch_us - cell.exposed_us
 
@@ -348,7 +348,7 @@ def ring_us(cell: CellView) -> float:
     )
 
 
-@ESTIMATES.column("ring error", "time", "Ring prediction minus transfer")
+@ESTIMATES.column("ring minus transfers", "time", "Ring prediction minus transfer")
 def ring_error_us(cell: CellView) -> float:
     predicted_us, table = cell.ring_us, cell.data.tables.collectives
     kinds = set(table.words("kind")[table.known("transfer_us")].counts)

@@ -205,6 +205,6 @@ def _schedule(data: Job, costs: Costs) -> str:
         for one, cost, end in zip(ready_us.tolist(), alone_us, schedule.end_us, strict=True)
     )
     (place,) = first.records(("rank", "step"))
-    where = f"Rank {text(place['rank'])}, step {text(place['step'])}"
+    where = f"Rank {text(place['rank'])}, step {text(place['step'])}, from when its first is ready"
     slowed = f"; {load.calibrated_at}" if load.calibrated_at else ""
     return f"{rule}{slowed}. {where}: {shown}: {show_time(schedule.exposed_us)}"

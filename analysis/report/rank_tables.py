@@ -122,7 +122,7 @@ _WAITS = (
     ),
     Field("share", "exposed_share", "share", "Share of all exposed waiting in this cell"),
     Field(
-        "hidden too",
+        "all waiting",
         "wait_per_step_us",
         "time",
         "All waiting per step, also behind compute; waits at once count once",

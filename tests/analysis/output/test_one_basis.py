@@ -121,5 +121,5 @@ def test_a_rank_is_as_late_as_the_others_wait_for_it(tmp_path: Path) -> None:
     (waits,) = (
         table for table in to_tables(analysis) if table.title == "Which ranks wait for which"
     )
-    assert waits.headings[3:] == ("exposed wait [µs]", "share [%]", "hidden too [µs]")
+    assert waits.headings[3:] == ("exposed wait [µs]", "share [%]", "all waiting [µs]")
     assert [row[:2] + row[3:] for row in waits.rows] == [("0", "1", "362.0", "100.0", "540.0")]

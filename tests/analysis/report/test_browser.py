@@ -137,6 +137,13 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(
         f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert opened.run(too_wide) == []
+    if width == 390:
+        opened.run(UNFOLD)
+        cut = (
+            "[...document.querySelectorAll('figure .scroll, .table .scroll:has(.wide)')].filter(e => e.offsetParent"
+            " && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)).map(e => e.parentElement.id)"
+        )
+        assert opened.run(cut) == []
     parts = "document.querySelector('#table-step .scroll')"
     assert opened.run(f"{parts}.scrollWidth <= {parts}.clientWidth"), (
         "the parts of a step are in view"

@@ -66,7 +66,7 @@ def test_waits_are_means_over_all_repeats() -> None:
     data = with_tables(data, steps=steps, exposed_parts=traced_table("exposed_parts", rows))
     table = wait_table({"ddp-d2-b8": data.mean_waits})
     assert table.headings == (
-        "cell", "late rank", "waiting rank", "collectives", "exposed wait [µs]", "share [%]", "hidden too [µs]",
+        "cell", "late rank", "waiting rank", "collectives", "exposed wait [µs]", "share [%]", "all waiting [µs]",
     )  # fmt: skip
     assert table.rows == (
         ("ddp-d2-b8", "1", "0", "2", "5.00", "60.0", "10.00"),
