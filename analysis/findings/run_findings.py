@@ -78,17 +78,22 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:
-    yield from chain.from_iterable(cell.findings for cell in run.cells.values())
+    yield from recorded_findings(run)
     yield from _above_peak(comparison)
     yield from prediction_findings(comparison, shared_cores=run.device_type == "cpu")
     yield from chain.from_iterable(map(waiting_findings, run.measured))
 
 
-def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
-    yield from run.manifest.findings
-    yield from chain.from_iterable(cell.findings for cell in run.cells.values())
+def recorded_findings(run: RunData) -> Iterator[Finding]:
+    """What is known of a run, or of traces alone, before its cells are compared."""
+    yield from run.recorded.findings if run.recorded is not None else ()
     for name, data in run.cells.items():
+        yield from data.findings
         yield from _not_measured(name, data)
+
+
+def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
+    yield from recorded_findings(run)
     yield from repeat_findings(run)
     # What cells on shared cores lack is cores: plan_findings states it, once.
     conclusive = {data.name for data in run.measured if not data.no_scaling}

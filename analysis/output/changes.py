@@ -7,7 +7,7 @@ Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,18 @@ from rich.console import Console
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.facts import Fact, Verdict
 from dpscope.analysis.findings.verdict import run_verdict, traces_verdict
+from dpscope.analysis.output.change_findings import (
+    by_kind,
+    error_findings,
+    headline,
+    lost_findings,
+    lost_repeats,
+    model_differences,
+    or_forced,
+    setting_findings,
+    undecided_findings,
+    unlike_findings,
+)
 from dpscope.analysis.output.run_screen import fact_grid, load
 from dpscope.analysis.output.step_changes import (
     GITHUB_ROWS,
@@ -61,16 +73,9 @@ from dpscope.analysis.training.seed_statistics import (
     training_setting_findings,
 )
 from dpscope.analysis.training.tables import difference_table
-from dpscope.profiling.machine.conditions import (
-    SETTINGS,
-    ConditionDifference,
-    difference_findings,
-    setting_differences,
-)
 from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.records.training import TrainConfig
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
@@ -157,10 +162,7 @@ def _github(found: Judgement) -> str:
     steps, *others = (render(table, "markdown") for table in _tables(found, GITHUB_ROWS))
     parts = [
         f"### dpscope compare: {STATUS_WORDS[found.status]}\n",
-        *(
-            f"{in_markdown(line)}\n"
-            for line in (found.answer, *map(sentence_of, _explained(found)))
-        ),
+        *(f"{in_markdown(line)}\n" for line in (found.answer, *_reasons(found))),
         steps,
         *map(finding_line, found.findings),
     ]
@@ -169,6 +171,12 @@ def _github(found: Judgement) -> str:
     folded = "\n".join(others)
     parts += [f"\n<details><summary>Every quantity</summary>\n\n{folded}\n</details>"]
     return "\n".join(parts)
+
+
+def _reasons(found: Judgement) -> list[str]:
+    """Why the traced steps changed, next to how the steps that are judged did."""
+    outcomes = {change.cell: change.outcome for change in found.changes if change.is_step}
+    return [sentence_of(step, outcomes[step.cell]) for step in _explained(found)]
 
 
 def _tables(found: Judgement, most: int = MOST_ROWS) -> list[TextTable]:
@@ -192,7 +200,7 @@ def print_comparison(
 
     0: no step got slower beyond noise by more than `share` (default DEFAULT_SHARE). 1: one did. 3:
     that cannot be judged, as settings or machines differ, a step has no interval or hides such a
-    slowdown, or a cell is missing; a table begins with the reason, for other formats it goes to standard
+    slowdown, or a cell or repeats of it are missing; a table begins with the reason, for other formats it goes to standard
     error. With `force` settings and models may differ.
 
     Raises DpscopeError for other models, NotComparableError where nothing is common.
@@ -217,14 +225,14 @@ def print_comparison(
     else:
         _print(found, output_format, console)
         if output_format != "csv" and before.training and after.training:
-            _print_learning_changes(before.training, after.training, output_format, console)
+            _print_learning_changes(before.training, after.training, output_format, console, force)
     return found.status
 
 
 def _print(found: Judgement, output_format: ChangeFormat, console: Console) -> None:
     if output_format == "table":
         console.print(fact_grid(_first_lines(found)))
-        print_sentences(console, map(sentence_of, _explained(found)))
+        print_sentences(console, _reasons(found))
     else:
         _complain(found.findings)
     if output_format == "csv":
@@ -236,7 +244,8 @@ def _print(found: Judgement, output_format: ChangeFormat, console: Console) -> N
 def _first_lines(found: Judgement) -> Verdict:
     """The answer, what it does not state, and what to do."""
     notes = tuple(note.message for note in found.notes)
-    advice = tuple(dict.fromkeys(finding.next_step for finding in found.findings))
+    limits = [finding for finding in found.findings if finding.severity != "info"]
+    advice = tuple(dict.fromkeys(finding.next_step for finding in limits))
     facts = (Fact("limits", "NOTE", notes), Fact("next", "NEXT", advice))
     return Verdict(found.answer, facts=tuple(fact for fact in facts if fact.lines))
 
@@ -287,6 +296,27 @@ def _not_read(run: RunData) -> Iterator[Finding]:
         yield msgspec.structs.replace(unread[0], message=message)
 
 
+@dataclass(frozen=True)
+class _Damage:
+    """What two runs lack of the cells that are compared, which cells these are, and other errors."""
+
+    cells: set[str]
+    lost: list[Finding]
+    errors: list[Finding]
+
+    @classmethod
+    def of(cls, before: RunData, after: RunData, cells: Collection[str]) -> "_Damage":
+        damage = cls(set(), [], [])
+        for run in (before, after):
+            lacking = lost_repeats(run, cells)
+            known = [finding for findings in lacking.values() for finding in findings]
+            errors = [error for error in error_findings(run) if error not in known]
+            damage.cells.update(lacking)
+            damage.lost.extend(by_kind(run, known))
+            damage.errors.extend(by_kind(run, errors))
+        return damage
+
+
 def _judge(
     before: RunData,
     after: RunData,
@@ -295,27 +325,31 @@ def _judge(
     unlike: Sequence[Finding],
 ) -> Judgement:
     changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
-    differ, lost = [*unlike, *setting_findings(before, after)], list(lost_findings(before, after))
+    cells = {change.cell for change in changes if change.is_step}
+    differ = [*unlike, *setting_findings(before, after)]
+    if not force:
+        differ = or_forced(differ)
+    damage = _Damage.of(before, after, cells)
+    lost = [*lost_findings(before, after), *damage.lost]
     unread = [*_not_read(before), *_not_read(after)]
+    limits = [*damage.errors, *unlike_findings(before, after, changes)]
     undecided = list(undecided_findings(changes))
-    answer = headline(changes)
-    notes = [*differ, *lost, *undecided]
+    judged = [change for change in changes if change.cell not in damage.cells]
+    reasons: list[Finding] = []
+    status = NO_REGRESSION
     if differ and not force:
-        status = NOT_COMPARABLE
-        answer = f"Not judged: {differ[0].message}. {answer.removeprefix('Not judged: ')}"
-        notes = [*lost, *undecided]
-    elif any(change.is_regression for change in changes):
+        status, reasons = NOT_COMPARABLE, differ
+    elif any(change.is_regression for change in judged):
         status = REGRESSION
-    else:
-        status = NOT_COMPARABLE if lost or undecided else NO_REGRESSION
-        answer = "".join(f"{reason.message}. " for reason in lost) + answer
-        notes = [*differ, *undecided]
+    elif lost or undecided:
+        status, reasons = NOT_COMPARABLE, lost
+    findings = list(dict.fromkeys([*unread, *differ, *lost, *undecided, *limits]))
     return Judgement(
         changes,
-        [*unread, *differ, *lost, *undecided],
-        [*unread, *notes],
+        findings,
+        [finding for finding in findings if finding not in reasons],
         status,
-        answer,
+        headline(changes, reasons),
         steps=step_changes(before, after),
     )
 
@@ -381,29 +415,13 @@ def _check_names(
         )
 
 
-def model_differences(before: RunData, after: RunData) -> list[ConditionDifference]:
-    """Differences in what the common cells trained: a model may have two import names, and a name
-    two models.
-    """
-    later = {data.name: data for data in after.measured}
-    pairs = [(data, later[data.name]) for data in before.measured if data.name in later]
-    differences = []
-    for earlier, changed in pairs:
-        (_, then), (_, now) = earlier.ranks[0], changed.ranks[0]
-        for what in ("parameter_count", "parameter_bytes", "gradient_bytes"):
-            sizes = getattr(then.model, what), getattr(now.model, what)
-            if sizes[0] != sizes[1]:
-                differences.append(ConditionDifference(what.replace("_", " "), *sizes))
-    return list(dict.fromkeys(differences))
-
-
 def _compare_learning(
     before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool
 ) -> int:
     first, second = load_training(before), load_training(after)
     if first.manifest and second.manifest and not force:
         _check_names(before, after, first.manifest.config, second.manifest.config)
-    findings = _print_learning_changes(first, second, output_format, console)
+    findings = _print_learning_changes(first, second, output_format, console, force)
     if findings is None:
         raise NotComparableError(
             f"{before} and {after} trained no cell alike: nothing to compare; name others"
@@ -412,7 +430,11 @@ def _compare_learning(
 
 
 def _print_learning_changes(
-    before: TrainingData, after: TrainingData, output_format: ChangeFormat, console: Console
+    before: TrainingData,
+    after: TrainingData,
+    output_format: ChangeFormat,
+    console: Console,
+    force: bool,
 ) -> list[Finding] | None:
     """What changed in the trainings of two folders, and what differs in their settings; None: no
     cell was trained alike.
@@ -422,7 +444,7 @@ def _print_learning_changes(
         return None
     print_tables([table], output_format, console)
     findings = training_setting_findings(before, after)
-    _complain(findings)
+    _complain(findings if force else or_forced(findings))
     return findings
 
 
@@ -432,101 +454,6 @@ def _complain(findings: Sequence[Finding]) -> None:
         Terminal(stderr=True),
         (f"dpscope: {finding.message}. {sentence(finding.next_step)}" for finding in findings),
     )
-
-
-_MOST_NAMED = 3  # cells in the first line
-
-
-def headline(changes: Sequence[Change]) -> str:
-    """The answer in one line: what got slower or faster and by how much, and how many cells are the
-    same or not judged.
-    """
-    steps = [change for change in changes if change.is_step]
-    steps.sort(key=_size, reverse=True)
-    by_outcome = grouped((change.outcome, change) for change in steps)
-    order: tuple[Outcome, ...] = ("slower", "faster", "not judged", "same")
-    first, *others = (outcome for outcome in order if outcome in by_outcome)
-    cells = by_outcome[first]
-    answer = ", ".join(map(str, cells[:_MOST_NAMED]))
-    if len(cells) > _MOST_NAMED:
-        answer += f" and {len(cells) - _MOST_NAMED} more"
-    if first == "slower" and not any(change.is_regression for change in cells):
-        answer += f", by less than --fail-over {show_share(cells[0].fail_over)}"
-    for outcome in others:
-        answer += f"; {outcome}: {len(by_outcome[outcome])} of {len(steps)}"
-    return f"{first.capitalize()}: {answer}."
-
-
-def _size(change: Change) -> float:
-    """How far a ratio is from 1, either way."""
-    ratio = change.ratio.value or 1.0
-    return abs(ratio - 1)
-
-
-def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
-    """Warnings where a step has no interval, and where the slowdown to be judged is not detectable."""
-    steps = [change for change in changes if change.is_step]
-    without = [change.cell for change in steps if change.verdict == "too_few_samples"]
-    if without:
-        advice = _MORE_JOBS if steps[0].quantity == TRACED_STEP else _MORE_STEPS
-        yield RunCode.NOT_COMPARED.finding(
-            f"{', '.join(without)} cannot be judged: no interval, as repeats or steps are too few or repeats lie too "
-            "far apart",
-            advice,
-        )
-    hidden = [change for change in steps if change.hides_slowdown]
-    if hidden:
-        cells = ", ".join(missed.cell for missed in hidden)
-        slowdown = show_share(hidden[0].fail_over)
-        hidden.sort(key=lambda missed: missed.detectable or 0.0)
-        shares = dict.fromkeys(show_share(missed.detectable) for missed in (hidden[0], hidden[-1]))
-        yield RunCode.NOT_COMPARED.finding(
-            f"{cells} not judged: these {_repeats(hidden[0])} can detect {' to '.join(shares)}, not {slowdown}",
-            _more_repeats(hidden[-1]),
-        )
-
-
-_MORE_STEPS = "time 5 repeats or more in both runs (--repeats), of 5 steps in all or more (--steps)"
-_MORE_JOBS = (
-    "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
-    "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
-)
-
-
-def _more_repeats(change: Change) -> str:
-    """More repeats than a change has, if they detect the slowdown that it is judged by."""
-    repeats, detectable = change.with_more_repeats()
-    sides = f"{repeats} {_repeats(change)} per side"
-    shown = show_share(detectable)
-    if detectable > change.fail_over:
-        return f"{sides} would still detect only {shown}: raise --fail-over, or make the machine quieter"
-    return f"measure {sides}, which would detect {shown}, or raise --fail-over"
-
-
-def _repeats(change: Change) -> str:
-    """What repeats a measured or a traced step."""
-    return "jobs" if change.quantity == TRACED_STEP else "repeats"
-
-
-def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
-    """A warning about cells that were measured before and are not now: they cannot be judged."""
-    measured = {data.name for data in after.measured}
-    if lost := [data.name for data in before.measured if data.name not in measured]:
-        yield RunCode.NOT_COMPARED.finding(
-            f"{', '.join(lost)} cannot be judged: not measured in {after.path}",
-            "measure the same cells in both runs, or find out why they failed in the second",
-        )
-
-
-def setting_findings(before: RunData, after: RunData) -> list[Finding]:
-    """Settings and machines that differ: a change may come from them."""
-    first, second = before.recorded, after.recorded
-    if first is None or second is None:
-        return []
-    models = model_differences(before, after)
-    names = [name for name in SETTINGS if models or name != "model"]
-    settings = setting_differences(first.config, second.config, names)
-    return difference_findings(first, second, [*models, *settings])
 
 
 _VALUES = (
@@ -550,11 +477,20 @@ _NOTES = (
     "ratio: after / before; low, high: its 95% interval, from the spread between repeats",
     "chance slower: the probability that it got slower at all; can detect: the smallest slowdown that "
     "these repeats detect in 4 of 5 cases",
-    "same: no slowdown of --fail-over; not judged: these repeats do not show whether there is one",
 )
-_PART_NOTES = (
-    "not significant: the interval of the ratio includes 1; no step is judged by its parts",
-)
+_PART_NOTES = ("no step is judged by its parts",)
+_LEGEND: dict[Outcome, str] = {
+    "same": "no slowdown of --fail-over",
+    "not judged": "these repeats do not show whether there is a slowdown of --fail-over",
+    "not significant": "the interval of the ratio includes 1",
+    "no interval": "too few repeats or steps, or repeats too far apart",
+}
+
+
+def _legend(changes: Sequence[Change]) -> list[str]:
+    """What the verdicts mean that occur."""
+    outcomes = {change.outcome for change in changes}
+    return [f"{outcome}: {words}" for outcome, words in _LEGEND.items() if outcome in outcomes]
 
 
 def change_tables(changes: Sequence[Change]) -> list[TextTable]:
@@ -563,6 +499,11 @@ def change_tables(changes: Sequence[Change]) -> list[TextTable]:
     parts = [change for change in changes if not change.is_step]
     kind = "mean traced" if steps[0].quantity == TRACED_STEP else "median untraced"
     return [
-        table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, _NOTES),
-        table_of("Parts of the traced step (means)", _PART_FIELDS, parts, _PART_NOTES),
+        table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, [*_NOTES, *_legend(steps)]),
+        table_of(
+            "Parts of the traced step (means)",
+            _PART_FIELDS,
+            parts,
+            [*_legend(parts), *_PART_NOTES],
+        ),
     ]

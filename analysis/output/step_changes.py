@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from dpscope.analysis.runs.class_change import ClassChange, PartChange
+from dpscope.analysis.runs.compare import Outcome
 from dpscope.analysis.runs.step_change import COMPUTE, StepChange
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import as_ranges, show_changes, show_share, show_time
@@ -29,8 +30,11 @@ class _Named:
     words: str
 
 
-def sentence_of(step: StepChange) -> str:
-    """Such as ``ddp-d2-b32: traced step 4.1 ms longer (8.0%): +3.0 ms waiting for rank 3, ...``."""
+def sentence_of(step: StepChange, outcome: Outcome = "same") -> str:
+    """Such as ``ddp-d2-b32: traced step 4.1 ms longer (8.0%): +3.0 ms waiting for rank 3, ...``.
+
+    `outcome` is that of the step which is judged.
+    """
     if not _shows_change(step):
         return f"{step.cell}: the traced steps do not show it ({show_time(step.after_us)} in both)."
     named = []
@@ -51,7 +55,7 @@ def sentence_of(step: StepChange) -> str:
     share = show_share(abs(step.change_us) / step.before_us)
     change = f"{changes[0].lstrip('+-')} {direction} ({share})"
     of_ranks = _which_ranks(step)
-    return f"{step.cell}: traced step{of_ranks} {change}: {', '.join(texts)}."
+    return f"{step.cell}: {_contrary(step, outcome)}traced step{of_ranks} {change}: {', '.join(texts)}."
 
 
 def _without_zero(changes: Iterable[tuple[str, _Named]]) -> Iterator[str]:
@@ -71,6 +75,12 @@ def _which_ranks(step: StepChange) -> str:
     if len(step.ranks) == 1:
         noun = "rank"
     return f" of {noun} {ranks}, which both jobs traced,"
+
+
+def _contrary(step: StepChange, outcome: Outcome) -> str:
+    """Parts of a traced step that became shorter explain no untraced one that became longer."""
+    opposite = "faster" if step.change_us > 0 else "slower"
+    return "the traced steps do not show it: " if outcome == opposite else ""
 
 
 def _shows_change(step: StepChange) -> bool:

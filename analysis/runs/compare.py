@@ -182,6 +182,13 @@ def _changes(pairs: Iterable[tuple[Job, Job]], quantity: str, fail_over: float) 
         yield Change(before.name, quantity, before_us, after_us, ratio, noises, fail_over)
 
 
+def parts_of_one(before: Job, after: Job) -> list[str]:
+    """The parts of the traced step that are known of one of the two jobs alone."""
+    return [
+        part for part in COMPONENTS if bool(_samples(before, part)) != bool(_samples(after, part))
+    ]
+
+
 def _value_us(data: Job, quantity: str) -> float | None:
     """As `analyze` shows it: the median of the untraced steps, else the ledger's mean over
     windows.

@@ -18,7 +18,7 @@ HELP = Help(
         ("2", "a mistake in the command or its input; without --force, other models"),
         (
             "3",
-            "cannot be judged: noise, a missing cell; without --force, other settings or machines",
+            "cannot be judged: noise, missing cells or repeats; without --force, other settings or machines",
         ),
         ("130", "interrupted by Ctrl-C"),
     ),

@@ -103,6 +103,6 @@ class PlanCode(FindingCode):
         "warning",
         meaning="Two measurements that are compared, or a calibration and what it predicts, were "
         "made under different settings, on different machines or by different NCCL engines.",
-        action="measure both alike, or judge with --force: a change may come from the difference, not from the code",
+        action="measure both alike: a change may come from the difference, not from the code",
         other_severity="info",
     )

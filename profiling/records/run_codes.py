@@ -179,8 +179,8 @@ class RunCode(FindingCode):
     NOT_COMPARED = Code(
         "warning",
         meaning="Cells of two compared runs cannot be called slower or faster: they have no "
-        "interval, were not measured again, or their repeats differ too much to show the slowdown "
-        "that --fail-over tests for.",
+        "interval, were not measured again, their repeats differ too much to show the slowdown that "
+        "--fail-over tests for, or one run lacks parts of their traced steps.",
         action="measure the same cells in both runs, with two repeats or more (--repeats)",
     )
 

@@ -23,17 +23,14 @@ from tests.helpers.paths import EXAMPLE_RUN
 def run_of(
     folder: Path, *cells: str, change: Callable[[dict[str, object]], object] = lambda config: None
 ) -> Path:
-    """The example with these cells alone and without traces, which the timed steps do not need; its
-    workload changed.
-    """
+    """The example with these cells alone, its workload changed."""
     manifest = json.loads((EXAMPLE_RUN / "manifest.json").read_text())
     manifest["plan"] = [one for one in manifest["plan"] if name_of(one["cell"]) in cells]
     change(manifest["config"]["workload"])
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for cell in cells:
-        ignored = shutil.ignore_patterns("traces", "counters")
-        shutil.copytree(EXAMPLE_RUN / "cells" / cell, folder / "cells" / cell, ignore=ignored)
+        shutil.copytree(EXAMPLE_RUN / "cells" / cell, folder / "cells" / cell)
     return folder
 
 
@@ -63,16 +60,16 @@ def test_a_gate_that_cannot_judge_does_not_pass(
     assert status(before, before) == (0, "")
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
     said = (
-        "dpscope: the runs differ in amp off -> bf16. Measure both alike, or judge with --force: a change may come from the "
-        "difference, not from the code."
+        "dpscope: the runs differ in amp off -> bf16. Measure both alike: a change may come from the difference, not from "
+        "the code"
     )
-    assert status(before, other) == (3, unfolded(said))
-    assert status(before, other, force=True) == (0, unfolded(said))
+    assert status(before, other) == (3, unfolded(f"{said}; or judge with --force."))
+    assert status(before, other, force=True) == (0, unfolded(f"{said}."))
     lost = run_of(tmp_path / "lost", SINGLE)
     assert status(before, lost) == (
         3,
         unfolded(
-            f"dpscope: {DDP} cannot be judged: not measured in {lost}. Measure the same cells in both runs, or find out why "
+            f"dpscope: {DDP} not measured in {lost}. Measure the same cells in both runs, or find out why "
             "they failed in the second."
         ),
     )
@@ -98,7 +95,9 @@ def test_a_table_begins_with_the_answer_its_reason_and_what_to_do(
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
     answer, advice, *_ = shown(before, other).splitlines()
     assert answer.startswith("Not judged: the runs differ in amp off -> bf16. Same: ")
-    assert advice.startswith("NEXT measure both alike, or judge with --force")
+    assert advice.endswith("; or judge with --force")
+    answer, *_ = shown(before, other, fail_over=0.01).splitlines()
+    assert answer.startswith(f"Not judged: the runs differ in amp off -> bf16; {SINGLE} ")
     answer, note, advice, *_ = shown(before, other, force=True).splitlines()
     assert answer.startswith("Same: ")
     assert note == "NOTE the runs differ in amp off -> bf16"
@@ -113,7 +112,7 @@ def test_no_interval_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[st
         shutil.rmtree(once / "cells" / cell / "repeat1")
     assert print_comparison(once, once, None, "csv", QUIET) == 3
     said = unfolded(capsys.readouterr().err)
-    assert said.startswith(unfolded(f"dpscope: {SINGLE}, {DDP} cannot be judged: no interval, "))
+    assert unfolded(f"dpscope: {SINGLE}, {DDP} cannot be judged: no interval, ") in said
 
 
 def later(
@@ -184,8 +183,8 @@ def test_json_and_github_say_what_the_exit_status_does(
     assert all(line in text for one in verdict.facts for line in one.lines)
     content = json.loads(said(lost, "json", 3))
     assert (content["verdict"], content["regressions"]) == ("cannot be judged", [])
-    assert f"{DDP} cannot be judged" in content["findings"][0]["message"]
-    assert content["answer"].startswith(f"{DDP} cannot be judged: not measured in {lost}. Same: ")
+    assert f"{DDP} not measured" in content["findings"][0]["message"]
+    assert content["answer"].startswith(f"Not judged: {DDP} not measured in {lost}. Same: ")
     assert json.loads(said(before, "json", 0))["verdict"] == "no regression"
 
 
@@ -247,7 +246,7 @@ def test_not_compared_is_of_cells_that_no_repeat_can_judge(
 
     both, ddp_alone = run_of(tmp_path / "both", SINGLE, DDP), run_of(tmp_path / "ddp", DDP)
     (lost,) = reasons(both, ddp_alone)
-    assert lost == f"{SINGLE} cannot be judged: not measured in {ddp_alone}"
+    assert lost == f"{SINGLE} not measured in {ddp_alone}"
     assert reasons(ddp_alone, both) == [], "a cell that is new"
 
     (hidden,) = reasons(both, both, fail_over=0.01)
@@ -260,3 +259,95 @@ def test_not_compared_is_of_cells_that_no_repeat_can_judge(
         shutil.rmtree(once / "cells" / cell / "repeat1")
     (without,) = reasons(once, once)
     assert without.startswith(f"{SINGLE}, {DDP} cannot be judged: no interval")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+FIRST = f"cells/{DDP}/repeat0"
+
+
+def without_last_steps(run: Path) -> None:
+    """Of ten timed steps of a rank nine."""
+    path = run / FIRST / "samples_0_0.parquet"
+    table = pd.read_parquet(path)
+    timed = table[table["measuring_pass"] == "timed"]
+    table.drop(index=timed.index[-1]).to_parquet(path, index=False)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda run: cut(run / FIRST / "samples_0_0.parquet"), "repeat 0 is left out"),
+        (lambda run: cut(run / FIRST / "result.json"), "result.json is not a CellResult"),
+        (lambda run: shutil.rmtree(run / FIRST), f"{DDP}: 1 of 2 repeats measured"),
+        (without_last_steps, f"{DDP}: a repeat has 9 of 10 timed steps"),
+    ],
+)
+@pytest.mark.parametrize("damaged_first", [False, True])
+def test_a_run_that_lost_repeats_is_not_judged(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], object],
+    reason: str,
+    damaged_first: bool,
+) -> None:
+    whole, damaged = run_of(tmp_path / "whole", SINGLE, DDP), run_of(tmp_path / "cut", SINGLE, DDP)
+    damage(damaged)
+    pair = (damaged, whole) if damaged_first else (whole, damaged)
+    assert print_comparison(*pair, VISIBLE, "json", QUIET) == 3
+    content = json.loads(capsys.readouterr().out)
+    assert content["answer"].startswith(f"Not judged: {damaged}: ")
+    assert reason in content["answer"]
+    assert [one["code"] for one in content["findings"]].count("repeats_missing") == 1
+    # the other cell is whole: its regression is one
+    if not damaged_first:
+        for path in (damaged / "cells" / SINGLE).rglob("samples_*.parquet"):
+            table = pd.read_parquet(path)
+            table["step_us"] *= 20.0
+            table.to_parquet(path)
+        assert print_comparison(*pair, VISIBLE, "json", QUIET) == 1
+
+
+@pytest.mark.long
+def test_lost_traces_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The untraced steps are whole, so they are judged."""
+    whole, untraced = run_of(tmp_path / "whole", DDP), run_of(tmp_path / "untraced", DDP)
+    for repeat in (untraced / "cells" / DDP).iterdir():
+        shutil.rmtree(repeat / "traces")
+    console = Console(file=io.StringIO(), width=500)
+    assert print_comparison(whole, untraced, VISIBLE, "table", console) == 0
+    first, *notes = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert first.startswith("Same: ")
+    assert notes[0].startswith(f"NOTE {untraced}: {DDP}: repeat0: there is no trace")
+    parts = "compute, exposed comm., idle of the traced step known in one run alone"
+    assert f"{DDP}: {parts}" in "".join(notes)
+    capsys.readouterr()
+    print_comparison(whole, untraced, VISIBLE, "github", QUIET)
+    assert "there is no trace" in capsys.readouterr().out
+
+
+def test_other_numbers_of_repeats_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, three = run_of(tmp_path / "two", DDP), run_of(tmp_path / "three", DDP)
+    shutil.copytree(three / "cells" / DDP / "repeat1", three / "cells" / DDP / "repeat2")
+    print_comparison(two, three, VISIBLE, "json", QUIET)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [one["message"] for one in findings] == [f"{DDP}: 2 repeats before, 3 after"]
+
+
+def test_verdicts_that_occur_have_a_legend(tmp_path: Path) -> None:
+    def notes(*cells: str, fail_over: float) -> str:
+        before = run_of(tmp_path / f"run{fail_over}", *cells)
+        console = Console(file=io.StringIO(), width=500)
+        print_comparison(before, before, fail_over, "table", console)
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    same = notes(SINGLE, DDP, fail_over=VISIBLE)
+    assert "same: no slowdown" in same
+    assert "not judged: " not in same
+    hidden = notes(SINGLE, DDP, fail_over=0.01)
+    assert "same: " not in hidden
+    assert "not judged: these repeats" in hidden

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.output.changes import headline
+from dpscope.analysis.output.change_findings import headline
 from dpscope.analysis.runs.compare import (
     STEP,
     Change,
@@ -131,8 +131,11 @@ def test_the_first_line_answers_by_how_much() -> None:
     assert headline([barely]) == "Slower: b +3.0% (+1.0% to +5.0%), by less than --fail-over 5.0%."
     every = headline([same, faster, barely, unknown, slower])
     expected = "Slower: a +30% (+25% to +35%), b +3.0% (+1.0% to +5.0%)"
-    assert every == f"{expected}; faster: 1 of 5; not judged: 1 of 5; same: 1 of 5."
-    assert headline([unknown, faster]) == "Faster: c -20% (-30% to -10%); not judged: 1 of 2."
+    assert every == f"{expected}; not judged: 1 of 5; faster: 1 of 5; same: 1 of 5."
+    assert headline([unknown, faster]) == "Not judged: e +10% (no interval); faster: 1 of 2."
+    assert headline([barely, unknown]).startswith("Not judged: e ")
+    wide = change_of("f", 1.03, 1.004, 1.063)
+    assert headline([wide]).endswith("+6.3%), not shown to exceed --fail-over 5.0%.")
     assert headline([unknown]) == "Not judged: e +10% (no interval)."
     assert (
         headline([same] * 5) == f"Same: {', '.join(['d +0.1% (-1.0% to +1.2%)'] * 3)} and 2 more."

@@ -165,7 +165,9 @@ def test_traced_steps_that_do_not_differ_are_said_not_to_show_a_change() -> None
     assert sentence_of(same) == "ddp-d2-b8: the traced steps do not show it (20.0 ms in both)."
     assert list(tables_of(same)) == []
     longer = StepChange("ddp-d2-b8", 20e3, 20.02e3, (PartChange(COMPUTE, 20e3, 20.02e3),))
-    assert "traced step 20.0 µs longer (0.1%)" in sentence_of(longer)
+    assert "traced step 20.0 µs longer (0.1%)" in sentence_of(longer, "slower")
+    opposite = "ddp-d2-b8: the traced steps do not show it: traced step 20.0 µs longer (0.1%)"
+    assert sentence_of(longer, "faster").startswith(opposite)
     assert len(list(tables_of(longer))) == 1
 
 

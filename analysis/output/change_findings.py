@@ -1,0 +1,293 @@
+"""The answer of `dpscope compare` in one line, and the findings about what limits it."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from dpscope.analysis.findings.run_findings import recorded_findings
+from dpscope.analysis.runs.compare import TRACED_STEP, Change, Outcome, parts_of_one
+from dpscope.analysis.runs.run_data import RunData, measured_repeats
+from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN
+from dpscope.analysis.text.units import show_share
+from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.machine.conditions import (
+    SETTINGS,
+    ConditionDifference,
+    difference_findings,
+    setting_differences,
+)
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
+from dpscope.profiling.records.plan_codes import PlanCode
+from dpscope.profiling.records.run import Manifest
+from dpscope.profiling.records.run_codes import RunCode
+
+_MOST_NAMED = 3  # cells in the first line
+
+
+def headline(changes: Sequence[Change], reasons: Sequence[Finding] = ()) -> str:
+    """The answer in one line, what decides the exit status first: a regression, why nothing is
+    judged (`reasons`, then cells), then what else got slower or faster and by how much.
+    """
+    steps = [change for change in changes if change.is_step]
+    steps.sort(
+        key=_size,
+        reverse=True,
+    )
+    by_outcome = grouped((change.outcome, change) for change in steps)
+    order: list[Outcome] = ["not judged", "slower", "faster", "same"]
+    if any(change.is_regression for change in steps):
+        order = ["slower", "not judged", "faster", "same"]
+    first, *others = (outcome for outcome in order if outcome in by_outcome)
+    answer = _named(by_outcome[first], first)
+    for outcome in others:
+        answer += f"; {outcome}: {len(by_outcome[outcome])} of {len(steps)}"
+    why = "; ".join(reason.message for reason in reasons)
+    if not reasons:
+        return f"{first.capitalize()}: {answer}."
+    if first == "not judged":
+        return f"Not judged: {why}; {answer}."
+    return f"Not judged: {why}. {first.capitalize()}: {answer}."
+
+
+def _named(cells: Sequence[Change], outcome: Outcome) -> str:
+    """Cells of one outcome, and how a slowdown that is no regression relates to --fail-over."""
+    answer = ", ".join(map(str, cells[:_MOST_NAMED]))
+    if len(cells) > _MOST_NAMED:
+        answer += f" and {len(cells) - _MOST_NAMED} more"
+    if outcome != "slower" or any(change.is_regression for change in cells):
+        return answer
+    limit = cells[0].fail_over
+    may_exceed = any((change.ratio.high or 1.0) > 1 + limit for change in cells)
+    words = "not shown to exceed" if may_exceed else "by less than"
+    return f"{answer}, {words} --fail-over {show_share(limit)}"
+
+
+def _size(change: Change) -> float:
+    """How far a ratio is from 1, either way."""
+    ratio = change.ratio.value or 1.0
+    return abs(ratio - 1)
+
+
+def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
+    """Warnings where a step has no interval, and where the slowdown to be judged is not detectable."""
+    steps = [change for change in changes if change.is_step]
+    without = [change.cell for change in steps if change.verdict == "too_few_samples"]
+    if without:
+        advice = _MORE_JOBS if steps[0].quantity == TRACED_STEP else _MORE_STEPS
+        yield RunCode.NOT_COMPARED.finding(
+            f"{', '.join(without)} cannot be judged: no interval, as repeats or steps are too few or repeats lie too "
+            "far apart",
+            advice,
+        )
+    hidden = [change for change in steps if change.hides_slowdown]
+    if hidden:
+        cells = ", ".join(missed.cell for missed in hidden)
+        slowdown = show_share(hidden[0].fail_over)
+        hidden.sort(key=lambda missed: missed.detectable or 0.0)
+        shares = dict.fromkeys(show_share(missed.detectable) for missed in (hidden[0], hidden[-1]))
+        yield RunCode.NOT_COMPARED.finding(
+            f"{cells} not judged: these {_repeats(hidden[0])} can detect {' to '.join(shares)}, not {slowdown}",
+            _more_repeats(hidden[-1]),
+        )
+
+
+_MORE_STEPS = "time 5 repeats or more in both runs (--repeats), of 5 steps in all or more (--steps)"
+_MORE_JOBS = (
+    "one traced job per side does not show how much identical jobs differ: trace the same job three times per side, each "
+    "into a separate folder, and name the two parent folders; or measure with dpscope run --repeats 3"
+)
+
+
+def _more_repeats(change: Change) -> str:
+    """More repeats than a change has, if they detect the slowdown that it is judged by."""
+    repeats, detectable = change.with_more_repeats()
+    sides = f"{repeats} {_repeats(change)} per side"
+    shown = show_share(detectable)
+    if detectable > change.fail_over:
+        return f"{sides} would still detect only {shown}: raise --fail-over, or make the machine quieter"
+    return f"measure {sides}, which would detect {shown}, or raise --fail-over"
+
+
+def _repeats(change: Change) -> str:
+    """What repeats a measured or a traced step."""
+    return "jobs" if change.quantity == TRACED_STEP else "repeats"
+
+
+def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
+    """A warning about cells that were measured before and are not now: they cannot be judged."""
+    measured = {data.name for data in after.measured}
+    if lost := [data.name for data in before.measured if data.name not in measured]:
+        yield RunCode.NOT_COMPARED.finding(
+            f"{', '.join(lost)} not measured in {after.path}",
+            "measure the same cells in both runs, or find out why they failed in the second",
+        )
+
+
+def lost_repeats(run: RunData, cells: Collection[str]) -> dict[str, list[Finding]]:
+    """Of these cells those that have fewer repeats or timed steps than the run's manifest plans, and
+    what they lack; traces alone have no plan.
+    """
+    if run.recorded is None:
+        return {}
+    lost = {}
+    for name, count in measured_repeats(run).items():
+        job = run.cells[name]
+        lacking = [one for one in job.findings if one.code == RunCode.REPEATS_MISSING.code]
+        lacking = lacking or list(
+            _fewer_than_planned(
+                run.recorded,
+                job,
+                count,
+            )
+        )
+        if lacking and name in cells:
+            lost[name] = lacking
+    return lost
+
+
+def _fewer_than_planned(manifest: Manifest, job: Job, count: int) -> Iterator[Finding]:
+    measurement = manifest.config.measurement
+    planned = manifest.repeats_by_cell.get(
+        job.name,
+        measurement.repeats,
+    )
+    if count < planned:
+        measured = f"{count} of {counted(planned, 'repeat')} measured"
+        yield RunCode.REPEATS_MISSING.finding(
+            measured,
+            about=job.name,
+        )
+    timed = job.tables.samples.having(
+        "measuring_pass",
+        "timed",
+    )
+    if measurement.steps is None or job.rank.attached is not None or not len(timed):
+        return
+    fewest = int(
+        timed.group(
+            "repeat",
+            "rank",
+        ).sizes.min()
+    )
+    if fewest < measurement.steps:
+        steps = f"a repeat has {fewest} of {counted(measurement.steps, 'timed step')}"
+        yield RunCode.REPEATS_MISSING.finding(
+            steps,
+            MEASURE_AGAIN,
+            about=job.name,
+        )
+
+
+def error_findings(run: RunData) -> list[Finding]:
+    """The errors for which `analyze` ends with status 1."""
+    return [finding for finding in recorded_findings(run) if finding.severity == "error"]
+
+
+def by_kind(run: RunData, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """A run's findings, those of one code and next step as one that names the run."""
+    kinds = grouped(((finding.code, finding.next_step), finding) for finding in findings)
+    for alike in kinds.values():
+        messages = listed(
+            list(dict.fromkeys(finding.message for finding in alike)),
+            _MOST_NAMED,
+        )
+        yield msgspec.structs.replace(
+            alike[0],
+            message=f"{run.path}: {messages}",
+            about="",
+        )
+
+
+def or_forced(differ: Sequence[Finding]) -> list[Finding]:
+    """Findings about other settings, with the option that judges in spite of them."""
+    return [
+        msgspec.structs.replace(
+            finding,
+            next_step=f"{finding.next_step}; or judge with --force",
+        )
+        for finding in differ
+    ]
+
+
+def unlike_findings(
+    before: RunData, after: RunData, changes: Sequence[Change]
+) -> Iterator[Finding]:
+    """Other numbers of repeats, and parts of traced steps that one run lacks."""
+    steps = [change for change in changes if change.is_step]
+    counts = grouped(
+        (tuple(noise.repeats for noise in change.noises), change.cell)
+        for change in steps
+        if change.noises is not None
+    )
+    for (earlier, later), cells in counts.items():
+        if earlier != later:
+            kind = "job" if steps[0].quantity == TRACED_STEP else "repeat"
+            yield PlanCode.SETTINGS_DIFFER.finding(
+                f"{counted(earlier, kind)} before, {later} after",
+                about=", ".join(cells),
+                severity="info",
+            )
+    pairs = [(before.cells[change.cell], after.cells[change.cell]) for change in steps]
+    missing = grouped((", ".join(parts_of_one(*pair)), pair[0].name) for pair in pairs)
+    for parts, cells in missing.items():
+        if parts:
+            yield RunCode.NOT_COMPARED.finding(
+                f"{parts} of the traced step known in one run alone, so not compared",
+                "trace the same cells in both runs",
+                about=", ".join(cells),
+            )
+
+
+def setting_findings(before: RunData, after: RunData) -> list[Finding]:
+    """Settings and machines that differ: a change may come from them."""
+    first, second = before.recorded, after.recorded
+    if first is None or second is None:
+        return []
+    models = model_differences(
+        before,
+        after,
+    )
+    names = [name for name in SETTINGS if models or name != "model"]
+    settings = setting_differences(
+        first.config,
+        second.config,
+        names,
+    )
+    return difference_findings(
+        first,
+        second,
+        [*models, *settings],
+    )
+
+
+def model_differences(before: RunData, after: RunData) -> list[ConditionDifference]:
+    """Differences in what the common cells trained: a model may have two import names, and a name
+    two models.
+    """
+    later = {data.name: data for data in after.measured}
+    pairs = [(data, later[data.name]) for data in before.measured if data.name in later]
+    differences = []
+    for earlier, changed in pairs:
+        (_, then), (_, now) = earlier.ranks[0], changed.ranks[0]
+        for what in ("parameter_count", "parameter_bytes", "gradient_bytes"):
+            sizes = (
+                getattr(
+                    then.model,
+                    what,
+                ),
+                getattr(
+                    now.model,
+                    what,
+                ),
+            )
+            if sizes[0] != sizes[1]:
+                differences.append(
+                    ConditionDifference(
+                        what.replace(
+                            "_",
+                            " ",
+                        ),
+                        *sizes,
+                    )
+                )
+    return list(dict.fromkeys(differences))
