@@ -209,7 +209,9 @@ def _unknown(difference: CellDifference) -> Iterator[Unknown]:
         why = f"{counted(seeds, 'seed')}; a spread needs {statistics.FEWEST_SEEDS}"
         yield Unknown(why, "seed spread", cell)
     if difference.speedup.low is None:
-        why = f"{counted(epochs, 'epoch')}; an interval needs {FEWEST_SAMPLES}, and two seeds of one cell"
+        why = f"{counted(epochs, 'epoch')}; an interval needs {FEWEST_SAMPLES}"
+        if epochs >= FEWEST_SAMPLES:
+            why = "no cell has two seeds, or its few seeds lie too far apart"
         yield Unknown(why, "low, high", cell)
 
 

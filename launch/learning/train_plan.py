@@ -62,6 +62,7 @@ TRAIN_SETTINGS = {
 """Settings of a training; its workload's seed is one of `seeds`."""
 
 _DATA = ("digits", "cifar10", "fake")
+_SCALINGS = ("strong", "weak")  # a training reads its batch sizes in one way
 _DEFAULTS = {
     "data": "digits",
     "model": SMALL_RESNET,
@@ -88,12 +89,12 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
         raise DpscopeError(
             f"{origins['data']} {values['data']}: {choose_from(values['data'], _DATA)}; one synthetic batch teaches nothing"
         )
+    if values["scaling"] not in _SCALINGS:
+        raise DpscopeError(
+            f"{origins['scaling']} {values['scaling']}: {choose_from(values['scaling'], _SCALINGS)}"
+        )
     workload = run_config.build(Workload, values, origins)
     matrix = run_config.build_matrix(values, origins, workload.amp)
-    if matrix.scaling == "both":
-        raise DpscopeError(
-            f"{origins['scaling']} both: a training reads its batch sizes in one way; give strong or weak"
-        )
     if matrix.batch_growth is not None:
         raise DpscopeError(
             f"{origins['batch_sizes']} with growth: name each size to train with, such as 32,128"

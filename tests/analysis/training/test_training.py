@@ -145,6 +145,8 @@ def test_few_seeds_show_no_spread(tmp_path: Path, few: int) -> None:
     table = training_tables(data)["training_speedup"]
     assert table.rows[0][4] == "NA"
     assert f"{few} seed" in table.missing[0]
+    # an epoch of each seed
+    assert table.missing[1].endswith(f"{few} epoch{'s' * (few > 1)}; an interval needs 5")
     assert set(codes(data)) == {"few_seeds"}, "one advice to train more seeds"
 
 

@@ -158,7 +158,8 @@ def test_a_file_overlaid_by_flags(tmp_path: Path) -> None:
             {"data": "synthetic"},
             "--data synthetic: choose from digits, cifar10, fake; one synthetic batch teaches nothing",
         ),
-        ({"scaling": "both"}, "--scaling both: a training reads its batch sizes in one way"),
+        ({"scaling": "both"}, "--scaling both: choose from strong, weak"),
+        ({"scaling": "weakly"}, "--scaling weakly: .*weak"),
         ({"batch_size": "32,128,..."}, "--batch-size with growth: name each size"),
     ],
 )
