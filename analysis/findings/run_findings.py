@@ -141,14 +141,27 @@ def _not_measured(name: str, data: Job) -> Iterator[Finding]:
 
 
 def _above_peak(comparison: Comparison) -> Iterator[Finding]:
-    for name, row in comparison.rows.items():
-        for share, peak in (
-            (row.mfu, "specified peak of its GPU"),
-            (row.cpu_peak_share, "measured CPU matmul peak"),
-        ):
-            if share is not None and share > 1:
-                text = f"reaches {show_share(share)} of the {peak}"
-                yield RunCode.ABOVE_PEAK.finding(text, about=name)
+    for row in comparison.rows.values():
+        yield from above_peak(row)
+
+
+def above_peak(row: CellRow) -> Iterator[Finding]:
+    """That a cell's FLOPs need more than its device has, over the time in which a GPU computes."""
+    for share, peak in (
+        (_share_while_computing(row), "specified peak of its GPU while it computes"),
+        (row.cpu_peak_share, "measured CPU matmul peak"),
+    ):
+        if share is not None and share > 1:
+            text = f"reaches {show_share(share)} of the {peak}"
+            yield RunCode.ABOVE_PEAK.finding(text, about=row.cell)
+
+
+def _share_while_computing(row: CellRow) -> float | None:
+    """Of a GPU's peak; over the whole step where its compute is not known."""
+    if row.mfu is None or row.used_points is None or not row.compute_us:
+        return row.mfu
+    step_us = row.traced_step_us or 0.0
+    return max(row.mfu, row.used_points / 100 * step_us / row.compute_us)
 
 
 def _of_times(row: CellRow) -> Iterator[Finding]:

@@ -1,14 +1,30 @@
 """What limits all that is said of traces: files that were not read, and steps that are not whole."""
 
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, capital
+from dpscope.analysis.findings.run_findings import above_peak
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 
-def limits_of_traces(data: Job) -> tuple[Fact, ...]:
-    """The limits that stand above the facts."""
-    return (*_not_read(data), *_of_windows(data))
+def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
+    """The limits that stand above the facts; `row` as in `traces_verdict`."""
+    limits = [*_not_read(data), *_of_windows(data)]
+    if row is None:
+        return tuple(limits)
+    for finding in above_peak(row):
+        limits.append(
+            Fact(
+                "limits",
+                "ABOVE PEAK",
+                (
+                    finding.message,
+                    finding.next_step,
+                ),
+            )
+        )
+    return tuple(limits)
 
 
 def _of_windows(data: Job) -> tuple[Fact, ...]:

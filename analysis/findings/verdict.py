@@ -63,7 +63,8 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     without models.
     """
     ledger = data.ledger
-    setting, limits = _traces_setting(data), limits_of_traces(data)
+    setting = _traces_setting(data)
+    limits = limits_of_traces(data, row)
     moved = len(data.tables.collectives) > 0 or bool(ledger is not None and ledger.exposed_us)
     known_row = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(

@@ -151,14 +151,19 @@ def test_the_loss_from_100_percent_adds_up() -> None:
 
 
 def test_more_than_the_peak_is_a_finding() -> None:
-    for flops, above in ((155 * 10**9, False), (157 * 10**9, True)):
+    """156 TFLOP/s in TF32 are 109.2e9 FLOPs in the 700 us in which the device computes."""
+    for flops, above in ((109 * 10**9, False), (110 * 10**9, True)):
         run = run_of(on(ddp_cell(), A100, StepFlops(total=flops, product_precision="tf32")))
         found = [
             one.message
             for one in conclusions(run, compare(run))
             if one.code == RunCode.ABOVE_PEAK.code
         ]
-        assert found == [f"{DDP.name}: reaches 101% of the specified peak of its GPU"] * above
+        assert (
+            found
+            == [f"{DDP.name}: reaches 101% of the specified peak of its GPU while it computes"]
+            * above
+        )
 
 
 @pytest.mark.long
@@ -181,4 +186,7 @@ def test_foreign_traces_with_stated_flops(tmp_path: Path) -> None:
     assert "--flops 1.2T:bf16" in unknown["missing"]["mfu"]
     shown = CliRunner().invoke(app, ["analyze", str(folder), "--flops", "156M:tf32"]).stdout
     assert "Where 100 points of a device's peak go in a traced step" in shown
+    assert "ABOVE PEAK" not in shown
+    far = CliRunner().invoke(app, ["analyze", str(folder), "--flops", "156T:tf32"]).stdout
+    assert "ABOVE PEAK" in far
     assert "No model applies" not in shown  # no link and no calibration was given to apply one
