@@ -19,9 +19,9 @@ from dpscope.analysis.text.terminal import (
 )
 from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
 from dpscope.analysis.text.units import NA, show_moment
+from dpscope.analysis.training.answer import training_answer
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.analysis.training.findings import difference_message, training_findings
-from dpscope.analysis.training.seed_statistics import differences, final_accuracy
+from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.training import TrainManifest
@@ -44,6 +44,7 @@ def show_training(
     See `write_training` for the files.
     """
     data = load_training(folder, target_accuracy)
+    console.print(training_answer(data), highlight=False, markup=False)
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
@@ -116,6 +117,7 @@ def _page_of(data: TrainingData) -> Path:
 def training_markdown(data: TrainingData) -> str:
     """Tables and findings as Markdown."""
     parts = [in_markdown(f"# Trainings: {data.folder.name}") + "\n"]
+    parts.append(in_markdown(training_answer(data)) + "\n")
     parts += [render(table, "markdown") for table in training_tables(data).values()]
     return "\n".join([*parts, render_findings(training_findings(data))])
 
@@ -124,7 +126,7 @@ def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Pa
     """The page's content."""
     return Page(
         name=data.folder.name,
-        headline=_headline(data),
+        headline=training_answer(data),
         setting=_setting(data),
         environment=list(_facts(data.manifest)),
         findings=training_findings(data),
@@ -133,20 +135,6 @@ def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Pa
         measures=LEARNING_MEASURES,
         data_file="training.csv",
     )
-
-
-def _headline(data: TrainingData) -> str:
-    """The difference between the last cell without a variant and a single device, else the first
-    known accuracy: of too few seeds nothing is said about a difference.
-    """
-    plain = {cell.name for cell in data.trained if not cell.variant}
-    judged = [each for each in differences(data) if each.verdict != "too_few_samples"]
-    if judged:
-        return difference_message(([each for each in judged if each.cell in plain] or judged)[-1])
-    for cell in data.trained:
-        if (accuracy := final_accuracy(cell).value) is not None:
-            return f"{cell.name}: {accuracy:.2f}% test accuracy after {counted(data.planned_epochs, 'epoch')}"
-    return "No training is complete yet."
 
 
 def _setting(data: TrainingData) -> str:

@@ -86,14 +86,20 @@ _ACTIONS: dict[Verdict, str] = {
 
 def difference_message(difference: CellDifference) -> str:
     """The difference between two cells of enough seeds to judge accuracies as a sentence."""
-    spread, speedup = show(difference.spread_points, _POINTS), difference.speedup
+    spread = show(difference.spread_points, _POINTS)
+    return (
+        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.shown_points:+.2f} points; "
+        f"{counted(difference.seeds, 'seed')}, spread {spread} points); {speedup_text(difference)}"
+    )
+
+
+def speedup_text(difference: CellDifference) -> str:
+    """How much faster an epoch is, with the interval or why there is none."""
+    speedup = difference.speedup
     interval = f"{counted(speedup.count, 'epoch')}, no interval"
     if speedup.low is not None and speedup.high is not None:
         interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
-    return (
-        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.shown_points:+.2f} points; "
-        f"{counted(difference.seeds, 'seed')}, spread {spread} points); an epoch trains {speedup.value:.2f}x as fast ({interval})"
-    )
+    return f"an epoch trains {speedup.value:.2f}x as fast ({interval})"
 
 
 def _about(difference: CellDifference) -> Finding:

@@ -3,6 +3,7 @@ folders.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,13 @@ _LEARNING = tuple(name for name in top_level_settings(TrainConfig) if name not i
 def final_accuracy(cell: TrainedCell) -> Range:
     """Test accuracy after the last epoch, percent: median and range over complete trainings."""
     return median_range([training.epochs[-1].test_accuracy for training in cell.complete])
+
+
+def final_loss(cell: TrainedCell) -> float | None:
+    """Median test loss after the last epoch; unknown where one seed's is not finite."""
+    losses = [training.epochs[-1].test_loss for training in cell.complete]
+    finite = [loss for loss in losses if loss is not None]
+    return median_range(finite).value if len(finite) == len(losses) else None
 
 
 def epoch_train_s(cell: TrainedCell) -> Range:
@@ -72,6 +80,9 @@ def time_to_accuracy(cell: TrainedCell, target: float) -> TimeToAccuracy:
         missed = f"{seeds - len(epochs)} of {counted(seeds, 'seed')} did not reach {target:g}%"
         reason = f"{missed}; a median over the others would be too optimistic"
     first_epoch, train_s = median_range(epochs), median_range(times)
+    if epochs:
+        # there is no epoch 1.5: of two middle ones the later
+        first_epoch = replace(first_epoch, value=float(statistics.median_high(epochs)))
     if reason:
         first_epoch = train_s = samples.NOTHING
     return TimeToAccuracy(cell.name, target, len(epochs), seeds, first_epoch, train_s, reason)

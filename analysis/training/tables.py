@@ -19,6 +19,7 @@ from dpscope.analysis.text.text_table import (
 )
 from dpscope.analysis.text.units import NA, Unit, choose_unit
 from dpscope.analysis.training import seed_statistics as statistics
+from dpscope.analysis.training.answer import training_answer
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.seed_statistics import CellDifference
@@ -27,7 +28,7 @@ from dpscope.profiling.records.finding import counted
 _PERCENT = Unit("%", 1.0, 2)
 _POINTS = Unit("points", 1.0, 2)
 _LOSS = Unit("", 1.0, 4)
-_EPOCH = Unit("", 1.0, 1)  # the median of an even number of seeds may lie between two
+_EPOCH = Unit("", 1.0, 0)
 _RATIO = Unit("x", 1.0, 2)
 _VERDICTS = {
     "no_difference_shown": "not significant",
@@ -150,7 +151,7 @@ def target_table(data: TrainingData) -> TextTable | None:
             "epoch",
             lambda row: row["epoch"]["value"],
             _EPOCH,
-            "The first epoch that reached it, median over seeds",
+            "The first epoch that reached it, median over seeds: of two middle ones the later",
         ),
         *_with_range("time", "time_s", unit, _UNTIL),
     )
@@ -238,8 +239,11 @@ def training_tables(data: TrainingData) -> dict[str, TextTable]:
 
 
 def training_json(data: TrainingData) -> str:
-    """Trainings without measurements as an object with `training` and the list `findings`."""
+    """Trainings without measurements as an object with `answer`, `training` and the list
+    `findings`.
+    """
     content = {
+        "answer": training_answer(data),
         "training": training_content(data),
         "findings": msgspec.to_builtins(training_findings(data)),
     }
@@ -285,8 +289,6 @@ def cell_records(data: TrainingData) -> list[dict[str, Any]]:
 def _cell_record(cell: TrainedCell) -> dict[str, Any]:
     complete, epoch_s = cell.complete, statistics.epoch_train_s(cell)
     last = [training.epochs[-1] for training in complete]
-    # the median over all seeds is unknown where one's loss is not finite
-    losses = [epoch.test_loss for epoch in last if epoch.test_loss is not None]
     evaluations_s = [epoch.evaluation_s for training in cell.trainings for epoch in training.epochs]
     best = [training.best_accuracy for training in complete]
     return {
@@ -301,7 +303,7 @@ def _cell_record(cell: TrainedCell) -> dict[str, Any]:
         **_range("test_accuracy_percent", statistics.final_accuracy(cell)),
         **_range("best_accuracy_percent", median_range(best)),
         "train_accuracy_percent": median_range([epoch.train_accuracy for epoch in last]).value,
-        "test_loss": median_range(losses).value if len(losses) == len(last) else None,
+        "test_loss": statistics.final_loss(cell),
         **_range("train_epoch_s", epoch_s),
         "timed_epochs": epoch_s.count,
         "evaluation_epoch_s": median_range(evaluations_s).value,

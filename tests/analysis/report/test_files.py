@@ -2,6 +2,7 @@
 by hand stays.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from dpscope.analysis.report.build import Report, make_report, write_report
-from dpscope.analysis.report.training_report import training_page, write_training
+from dpscope.analysis.report.training_report import training_markdown, training_page, write_training
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.latex import in_latex
 from dpscope.analysis.training.data import load_training
+from dpscope.analysis.training.tables import training_json
 from dpscope.profiling.store.ownership import ForeignFileError
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 from tests.helpers.trainings import plain_epochs, write_train_json
@@ -94,7 +96,13 @@ def test_trainings_leave_the_figures_of_a_measured_run(
     assert "{waits}" in (folder / "figures/captions.tex").read_text()
 
 
-def test_trainings_of_too_few_seeds_to_compare_are_headed_by_an_accuracy() -> None:
-    """Two seeds, 25.00% and 41.67%: the median is 33.33%."""
-    page = training_page(load_training(DATA / "trained_tiny"), {})
-    assert page.headline == "single-d1-b16: 33.33% test accuracy after 2 epochs"
+def test_trainings_of_too_few_seeds_are_undecided() -> None:
+    """Two seeds of each cell, 25.00% and 41.67%: the median is 33.33%."""
+    data = load_training(DATA / "trained_tiny")
+    page = training_page(data, {})
+    assert page.headline == (
+        "UNDECIDED: test accuracy of ddp-d2-b8 33.33%, loss 1.3717 and single-d1-b16 33.33%, loss 1.3730 "
+        "(2 seeds, 3 are needed); an epoch trains 1.27x as fast (4 epochs, no interval)"
+    )
+    assert json.loads(training_json(data))["answer"] == page.headline
+    assert page.headline in training_markdown(data)
