@@ -206,8 +206,9 @@ def _beside(data: Job, names: Sequence[str]) -> float:
     """Where a cell is drawn, next to the others of its batch by `names`; alone, at its batch."""
     middle = (len(names) - 1) / 2
     from_middle = names.index(data.name) - middle
-    factor = _ASIDE**from_middle
-    return data.cell.batch_size * factor
+    factor: float = _ASIDE**from_middle
+    batch = data.cell.batch_size
+    return batch * factor
 
 
 def _line(points: int, variant: str) -> str:

@@ -31,7 +31,7 @@ def test_markers_of_one_batch_stand_next_to_each_other_and_one_alone_on_its_tick
         timed_cell(Cell(strategy="ddp", devices=2, batch_size=8), 1000.0, 1000.0),
     )
     _, throughput = known(batch_figure(run, compare(run))).axes
-    points = [np.asarray(bars[0].get_xydata()) for bars in throughput.containers]  # type: ignore[index]
+    points = [np.asarray(bars[0].get_xydata()) for bars in throughput.containers]
     single, ddp = points
     assert single.ravel() == pytest.approx([8 / 1.04**0.5, 10_000, 16, 10_000])
     assert ddp.ravel() == pytest.approx([8 * 1.04**0.5, 16_000])
