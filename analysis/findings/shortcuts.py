@@ -154,13 +154,15 @@ def _spread(transfer_us: float, data: Job, scale: Scale) -> str:
 
 
 def _noise_around(time_us: float, data: Job) -> Interval | None:
-    """The interval of the mean transfers, drawn around a time: theirs, or the formula's, which has
-    no noise of its own; None of one repeat.
+    """The interval of the mean transfers, drawn around a time and cut at 0: theirs, or the
+    formula's, which has no noise of its own; None of one repeat.
     """
     windows = data.whole_windows.take(data.whole_windows.known("transfer_us"))
     repeats = windows.group("repeat").means(windows["transfer_us"])
     half_us = half_width(repeats)
-    return None if half_us is None else Interval(time_us - half_us, time_us + half_us)
+    if half_us is None:
+        return None
+    return Interval(max(0.0, time_us - half_us), time_us + half_us)
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:

@@ -106,6 +106,7 @@ def records_json(summary: Summary) -> dict[str, Any]:
     rows["by_rank_and_time"] = rank_time_rows(summary)
     verdict = summary.verdict
     first_ns, last_ns = found.span_ns
+    read = sum(map(len, job.processes))
     return {
         "setting": verdict.setting,
         "limits": [asdict(limit) for limit in verdict.limits],
@@ -115,7 +116,12 @@ def records_json(summary: Summary) -> dict[str, Any]:
         "world_size": job.world,
         "basis": found.basis,
         "span_s": (last_ns - first_ns) / 1e9,
-        "records": asdict(found.counts),
+        # those between two ranks have no counterpart on every rank
+        "records": {
+            "read": read,
+            "point_to_point": read - found.counts.records,
+            **asdict(found.counts),
+        },
         "unfinished": _unfinished(summary),
         **{name: [_plain(row) for row in own] for name, own in rows.items()},
         "findings": msgspec.to_builtins(list(summary.findings)),

@@ -60,7 +60,10 @@ def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> 
 def test_a_table_of_shortcuts_shows_the_interval_of_the_subtraction(report: Report) -> None:
     shown = numbers(report.first["shortcuts"], "ddp-d2-b128")
     in_words = known(
-        re.search(r"\(([-\d.]+) to ([-\d.]+)\): too noisy", said(report.verdict, "shortcuts"))
+        re.search(
+            r"added time\) = [-\d.]+ ms \(([-\d.]+) to ([-\d.]+)\)",
+            said(report.verdict, "shortcuts"),
+        )
     )
     low, high = map(float, in_words.groups())
     assert shown["low"] == pytest.approx(low, abs=0.051)
@@ -72,7 +75,7 @@ def test_an_epochs_subtraction_is_one_value_in_the_table_and_in_the_columns(repo
     rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
     ddp = next(row for row in rows if row["strategy"] == "ddp")
     column_us = known(report.comparison.rows["ddp-d2-b128"].same_local_batch_epoch_us)
-    assert float(ddp["T_N-T_1(b)/N [s]"]) == pytest.approx(column_us / 1e6, abs=6e-4)
+    assert float(ddp["T_N-T_1(b)/N [s]"]) == pytest.approx(column_us / 1e6, rel=0.003)
 
 
 def test_speedup_samples_per_second_and_efficiency_are_of_the_same_steps(report: Report) -> None:
@@ -99,10 +102,14 @@ def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
         ledger.intervals
     )
     for name, bounds in ledger.intervals.items():
-        assert (bounds.low + bounds.high) / 2 == pytest.approx(getattr(ledger, f"{name}_us")), name
+        value_us = getattr(ledger, f"{name}_us")
+        if bounds.low == 0:  # cut there: no time is shorter
+            assert bounds.high - value_us > value_us, name
+        else:
+            assert (bounds.low + bounds.high) / 2 == pytest.approx(value_us), name
     (noisy,) = verdict.limits
     assert noisy.label == "NOISY"
-    assert "single-d1-b128 17.6 to 26.8 ms" in noisy.text
+    assert "dp-host-d2-b128 32.5 to 45.8 ms" in noisy.text
     assert verdict.shown[0] == noisy  # before any conclusion
 
 

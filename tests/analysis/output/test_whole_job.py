@@ -126,5 +126,11 @@ def test_a_stopped_job_shows_what_each_rank_waits_in(
     kinds = [tuple(row.values()) for row in content["by_kind"]]
     assert len(kinds) == len(set(kinds))
     assert sum(row["records"] for row in content["by_kind"]) == content["unfinished"]["calls"]
+    counts = content["records"]
+    assert (
+        counts["read"]
+        == content["unfinished"]["calls"]
+        == counts["records"] + counts["point_to_point"]
+    )
     assert content["by_rank"] == []
     assert [one["code"] for one in content["findings"]] == ["collective_not_begun"]
