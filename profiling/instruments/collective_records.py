@@ -23,6 +23,7 @@ _TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
 _POLL_S = 1.0
 _LONGEST_S = 60.0  # between two writings: what a killed process loses
 _FULL = 0.8  # of the ring: when it is written
+_COMPLETION_S = 1.0  # how long the end waits for collectives that have just returned
 
 
 def keep_records() -> None:
@@ -56,7 +57,7 @@ class CollectiveRecorder:
         if self._ended.is_set():
             return
         self._ended.set()
-        self._attempt(self._write)
+        self._attempt(self._write_last)
 
     def _watch(self) -> None:
         while not self._ended.wait(_POLL_S):
@@ -77,6 +78,13 @@ class CollectiveRecorder:
         fresh = _enqueued() - self._written
         if fresh >= _FULL * self._ring or (fresh and waited_s >= _LONGEST_S):
             self._write()
+
+    def _write_last(self) -> None:
+        """gloo notes that a collective has completed after its caller went on, as at a last barrier."""
+        deadline = time.monotonic() + _COMPLETION_S
+        while not _all_completed() and time.monotonic() < deadline:
+            time.sleep(_COMPLETION_S / 100)
+        self._write()
 
     def _write(self) -> None:
         enqueued = _enqueued()
@@ -102,3 +110,9 @@ def _enqueued() -> int:
     )
     status = pickle.loads(dump).get("pg_status", {})
     return sum(group["last_enqueued_collective"] for group in status.values())
+
+
+def _all_completed() -> bool:
+    """Whether no recorded collective of this process is in flight."""
+    dump = c10d._dump_fr_trace(includeStackTraces=False)  # type: ignore[attr-defined]
+    return all(entry["state"] == "completed" for entry in pickle.loads(dump).get("entries", ()))

@@ -1,6 +1,7 @@
 """Records of collectives while a process runs: each once, with rank and host, read by analyze."""
 
 import os
+import pickle
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch._C
 
 from dpscope.analysis.traces.ranks.readers import find_files
@@ -51,6 +53,27 @@ def test_each_collective_is_recorded_once_with_rank_and_host(tmp_path: Path) -> 
     # a killed process may have written a part of the last dump
     path.write_bytes(path.read_bytes()[:-9])
     assert len(written(path).processes[0]) == before
+
+
+@pytest.mark.usefixtures("group")
+def test_the_end_waits_for_a_collective_that_has_just_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three dumps the first two have the last collective in flight; then it is completed."""
+    real, asked = c10d._dump_fr_trace, iter(range(3))  # type: ignore[attr-defined]
+
+    def dump(**options: bool) -> bytes:
+        content = pickle.loads(real(**options))
+        if content.get("entries") and next(asked, 2) < 2:
+            content["entries"][-1]["state"] = "started"
+        return pickle.dumps(content, protocol=2)
+
+    monkeypatch.setattr(c10d, "_dump_fr_trace", dump)
+    reduce(2)
+    path = tmp_path / "job" / "dump_0"
+    CollectiveRecorder(path.parent, 0, print).close()
+    assert not written(path).processes[0].unfinished.any()
+    assert next(asked, None) is None
 
 
 @pytest.mark.usefixtures("group")
