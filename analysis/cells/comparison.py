@@ -13,10 +13,7 @@ import msgspec
 
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.device_use import cpu_peaks
-from dpscope.analysis.cells.predicted import (
-    CollectivePrediction,
-    predictions,
-)
+from dpscope.analysis.cells.predicted import CollectivePrediction, predictions
 from dpscope.analysis.cells.row import CellRow, minus, row_of
 from dpscope.analysis.cells.scaling import (
     ScalingChoice,

@@ -231,10 +231,7 @@ def ideal_split_epoch_us(cell: CellView) -> float:
 
 
 @ESTIMATES.column(
-    "T_N-T_1(G)",
-    "time",
-    "Of epochs, against one device at the global batch G",
-    needs=subtractable,
+    "T_N-T_1(G)", "time", "Of epochs, against one device at the global batch G", needs=subtractable
 )
 def same_total_epoch_us(cell: CellView) -> float:
     return _epoch_us(cell.data) - _epoch_us(single_at_global_batch(cell).data)

@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpscope.analysis.cells.identity import (
-    communication_shown,
-    on_several_devices,
-)
+from dpscope.analysis.cells.identity import communication_shown, on_several_devices
 from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.calibration_fit import Statistic
-from dpscope.analysis.costs.collective_streams import (
-    BucketSchedule,
-    ddp_schedule,
-)
+from dpscope.analysis.costs.collective_streams import BucketSchedule, ddp_schedule
 from dpscope.analysis.costs.cost import Basis, Cost, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import dp_transfer_us
@@ -31,10 +25,7 @@ from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.data_parallel import dp_chunks
 from dpscope.profiling.records.run import ParameterSizes
-from dpscope.profiling.records.strategies import (
-    SHARDED_COLLECTIVES,
-    concurrent_collectives,
-)
+from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES, concurrent_collectives
 
 _CostKey = tuple[str, int, float]  # kind, ranks, bytes
 COST_KEY = ("kind", "group_size", "bytes")
@@ -100,12 +91,7 @@ def cell_place(data: Job) -> Place:
     return Place(data.devices, max(1, data.devices // data.nodes))
 
 
-def cost_of(
-    data: Job,
-    costs: Costs,
-    key: _CostKey,
-    statistic: Statistic = "slowest",
-) -> Cost:
+def cost_of(data: Job, costs: Costs, key: _CostKey, statistic: Statistic = "slowest") -> Cost:
     """Of one of the cell's collectives, to be compared with what was measured of it; raises
     Missing.
     """
@@ -147,10 +133,7 @@ def step_load(data: Job, costs: Costs, own: Table) -> Load:
     if ratios is None or not several or not data.traits.reducer:
         return Load(servers)
     return Load(
-        servers,
-        ratios.two_in_flight.value,
-        max(1.0, ratios.beside_compute.value),
-        ratios.summary,
+        servers, ratios.two_in_flight.value, max(1.0, ratios.beside_compute.value), ratios.summary
     )
 
 
@@ -258,19 +241,10 @@ def _prediction(
     """What is predicted of one kind and size, nothing being measured."""
     kind, ranks, size = key
     row = CollectivePrediction(
-        data.name,
-        kind,
-        size,
-        ranks,
-        per_step,
-        measured_us=None,
-        predicted_us=None,
+        data.name, kind, size, ranks, per_step, measured_us=None, predicted_us=None
     )
     try:
-        shortest, slowest = (
-            cost_of(data, costs, key, "shortest"),
-            cost_of(data, costs, key),
-        )
+        shortest, slowest = (cost_of(data, costs, key, "shortest"), cost_of(data, costs, key))
     except Missing as unknown:
         return replace(row, reason=str(unknown))
     return replace(
@@ -451,8 +425,7 @@ def predicted_transfer_error(cell: CellView) -> float:
     """All of DataParallel's communication is exposed, and it has no matched transfers."""
     predicted_us = cell.predicted_transfer_us
     return _error(
-        predicted_us,
-        cell.communication_us if cell.traits.peer_copies else cell.transfer_us,
+        predicted_us, cell.communication_us if cell.traits.peer_copies else cell.transfer_us
     )
 
 

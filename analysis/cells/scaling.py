@@ -155,12 +155,7 @@ def _series(
         speedups[devices], several[devices] = speedup.value, samples
     draws = speedup_draws(alone, several, scaling, spread)
     return ScalingSeries(
-        strategy,
-        variant,
-        scaling,
-        batch_size,
-        tuple(points),
-        fit_scaling(speedups, scaling, draws),
+        strategy, variant, scaling, batch_size, tuple(points), fit_scaling(speedups, scaling, draws)
     )
 
 

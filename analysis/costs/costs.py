@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from dpscope.analysis.costs.between_nodes import rate_between_nodes, stated_link
 from dpscope.analysis.costs.calibration_fit import Statistic
 from dpscope.analysis.costs.contention import ContentionRatios, contention_of
-from dpscope.analysis.costs.cost import (
-    AS_MEASURED,
-    Basis,
-    Call,
-    Cost,
-    Known,
-    Links,
-    Place,
-    banded,
-)
+from dpscope.analysis.costs.cost import AS_MEASURED, Basis, Call, Cost, Known, Links, Place, banded
 from dpscope.analysis.costs.data_sheet import data_sheet
 from dpscope.analysis.costs.other_counts import by_law
 from dpscope.analysis.costs.own_transfers import carried_transfers, own_transfers

@@ -137,11 +137,7 @@ def _write_short_bars(axes: "Axes") -> None:
     for middle, values in texts.items():
         text = ", ".join(values)
         axes.annotate(
-            text,
-            (ends[middle], middle),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
+            text, (ends[middle], middle), xytext=(4, 0), textcoords="offset points", va="center"
         )
         share = min(len(text) * _CHARACTER / width, _MOST_TEXT)
         right = max(right, ends[middle] / (1 - share))
@@ -156,11 +152,7 @@ def two_digits(value: float) -> str:
 def write_next_to(axes: "Axes", place: float, text: str) -> None:
     """Write a text to the right of the axes, where it covers nothing, in the row of a bar."""
     axes.annotate(
-        text,
-        (1.01, place),
-        xycoords=axes.get_yaxis_transform(),
-        va="center",
-        annotation_clip=False,
+        text, (1.01, place), xycoords=axes.get_yaxis_transform(), va="center", annotation_clip=False
     )
 
 

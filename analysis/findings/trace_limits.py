@@ -14,16 +14,7 @@ def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
     if row is None:
         return tuple(limits)
     for finding in above_peak(row):
-        limits.append(
-            Fact(
-                "limits",
-                "ABOVE PEAK",
-                (
-                    finding.message,
-                    finding.next_step,
-                ),
-            )
-        )
+        limits.append(Fact("limits", "ABOVE PEAK", (finding.message, finding.next_step)))
     return tuple(limits)
 
 

@@ -170,9 +170,7 @@ def _with_verdict(found: Job) -> AnalyzedJob:
 
 
 def analyze_traces(
-    paths: Paths,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    progress: FileProgress | None = None,
+    paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> AnalyzedJob:
     """`trace_analysis.analyze_traces`, with the verdict."""
     return _with_verdict(trace_analysis.analyze_traces(paths, limits, progress))

@@ -40,21 +40,10 @@ from dpscope.analysis.output.step_changes import (
 )
 from dpscope.analysis.output.traces_screen import read_jobs
 from dpscope.analysis.report.files import facts_in_markdown
-from dpscope.analysis.runs.compare import (
-    DEFAULT_SHARE,
-    TRACED_STEP,
-    Change,
-    Outcome,
-    compare_runs,
-)
+from dpscope.analysis.runs.compare import DEFAULT_SHARE, TRACED_STEP, Change, Outcome, compare_runs
 from dpscope.analysis.runs.run_data import RunData, traced_repeats
 from dpscope.analysis.runs.step_change import StepChange, step_changes
-from dpscope.analysis.text.terminal import (
-    Terminal,
-    print_sentences,
-    print_tables,
-    progress,
-)
+from dpscope.analysis.text.terminal import Terminal, print_sentences, print_tables, progress
 from dpscope.analysis.text.text_table import (
     Field,
     OutputFormat,
@@ -318,11 +307,7 @@ class _Damage:
 
 
 def _judge(
-    before: RunData,
-    after: RunData,
-    share: float | None,
-    force: bool,
-    unlike: Sequence[Finding],
+    before: RunData, after: RunData, share: float | None, force: bool, unlike: Sequence[Finding]
 ) -> Judgement:
     changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
     cells = {change.cell for change in changes if change.is_step}
@@ -501,9 +486,6 @@ def change_tables(changes: Sequence[Change]) -> list[TextTable]:
     return [
         table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, [*_NOTES, *_legend(steps)]),
         table_of(
-            "Parts of the traced step (means)",
-            _PART_FIELDS,
-            parts,
-            [*_legend(parts), *_PART_NOTES],
+            "Parts of the traced step (means)", _PART_FIELDS, parts, [*_legend(parts), *_PART_NOTES]
         ),
     ]

@@ -9,12 +9,7 @@ import msgspec
 
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import Comparison
-from dpscope.analysis.output.trace_tables import (
-    LISTS,
-    contention_records,
-    decimals,
-    records,
-)
+from dpscope.analysis.output.trace_tables import LISTS, contention_records, decimals, records
 from dpscope.analysis.report.build import Report
 from dpscope.analysis.text.units import whole_numbers
 from dpscope.analysis.training.tables import training_content

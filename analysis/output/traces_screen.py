@@ -281,10 +281,7 @@ def job_tables(jobs: ReadJobs, with_ledger: bool = False) -> list[TextTable]:
     by_title: dict[str, dict[tuple[str, ...], dict[str, TextTable]]] = {}
     for name, job in jobs.items():
         ledger = ledger_table(job.analysis) if with_ledger else None
-        for table in (
-            *([ledger] if ledger is not None else ()),
-            *to_tables(job.analysis, job.few),
-        ):
+        for table in (*([ledger] if ledger is not None else ()), *to_tables(job.analysis, job.few)):
             by_title.setdefault(table.title, {}).setdefault(table.headings, {})[name] = table
     return [
         _joined(

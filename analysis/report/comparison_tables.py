@@ -10,12 +10,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.view import REGISTERED, Group
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
-from dpscope.analysis.text.text_table import (
-    Field,
-    TextTable,
-    Unknown,
-    table_of,
-)
+from dpscope.analysis.text.text_table import Field, TextTable, Unknown, table_of
 from dpscope.analysis.text.units import NA, whole_numbers
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import grouped

@@ -88,10 +88,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
     page = _page_of(data)
 
     def texts(figures: "Mapping[str, PageFigure]") -> dict[str, str]:
-        files = {
-            "training.csv": training_csv(data),
-            "training.md": training_markdown(data),
-        }
+        files = {"training.csv": training_csv(data), "training.md": training_markdown(data)}
         if page.name not in files:
             files[page.name] = render_page(training_page(data, figures))
         return files

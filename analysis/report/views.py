@@ -74,10 +74,7 @@ class View:
 
 
 def _compared(
-    name: str,
-    section: str,
-    table: Callable[[Comparison], TextTable | None],
-    printed: bool = True,
+    name: str, section: str, table: Callable[[Comparison], TextTable | None], printed: bool = True
 ) -> View:
     """A table of the comparison alone."""
     return View(name, section, lambda report: table(report.comparison), printed)

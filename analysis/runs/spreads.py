@@ -50,26 +50,16 @@ class RunSpreads:
             ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
         if (
             step_us is None
-            or min(
-                sum(map(len, data.step_samples())),
-                ledger.steps,
-            )
-            < stats.FEWEST_SAMPLES
+            or min(sum(map(len, data.step_samples())), ledger.steps) < stats.FEWEST_SAMPLES
         ):
             return ledger
-        return replace(
-            ledger,
-            intervals=self._intervals(data, ledger, step_us),
-        )
+        return replace(ledger, intervals=self._intervals(data, ledger, step_us))
 
     def _intervals(self, data: Job, ledger: Ledger, step_us: float) -> dict[str, stats.Interval]:
         """That of each part; one wider than the step itself is left out: it says nothing."""
         intervals = {}
         for part in PARTS:
-            share = stats.half_width(
-                data.parts_by_repeat[part] / step_us,
-                self.parts[part],
-            )
+            share = stats.half_width(data.parts_by_repeat[part] / step_us, self.parts[part])
             value = getattr(ledger, f"{part}_us")
             if (
                 share is not None
@@ -79,8 +69,7 @@ class RunSpreads:
             ):
                 least = -math.inf if part == "tracer" else 0.0
                 intervals[part] = stats.Interval(
-                    max(least, value - share * step_us),
-                    value + share * step_us,
+                    max(least, value - share * step_us), value + share * step_us
                 )
         return intervals
 
@@ -105,8 +94,5 @@ def run_spreads(cells: Sequence[Job]) -> RunSpreads:
     for part in PARTS:
         own = (pair for pair in timed if pair[0].devices > 1 or "exposed" not in part)
         shares = (data.parts_by_repeat[part] / step_us for data, step_us in own)
-        parts[part] = sum(
-            (stats.spread_of(share) for share in shares if share.any()),
-            stats.ALONE,
-        )
+        parts[part] = sum((stats.spread_of(share) for share in shares if share.any()), stats.ALONE)
     return RunSpreads(step_spread(cells), parts)

@@ -78,8 +78,7 @@ def _only_option(having: Cell, without: Cell) -> str | None:
         )
         return "overlap" if with_overlap == having.options else None
     own, other, default = map(
-        msgspec.structs.asdict,
-        (having.options, without.options, CellOptions()),
+        msgspec.structs.asdict, (having.options, without.options, CellOptions())
     )
     differing = [field for field in own if own[field] != other[field]]
     if (
@@ -159,10 +158,7 @@ def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
     alike = [
         data
         for data in singles
-        if msgspec.structs.replace(
-            shared_options(data.cell.options),
-            accumulate=options.accumulate,
-        )
+        if msgspec.structs.replace(shared_options(data.cell.options), accumulate=options.accumulate)
         == options
         and data.cell.batch_size * options.accumulate
         == cell.batch_size * data.cell.options.accumulate

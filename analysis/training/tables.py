@@ -192,11 +192,7 @@ def difference_table(title: str, differences: Sequence[CellDifference]) -> TextT
         "speedup: median epoch training time of the other cell over this one's, with its 95% interval",
     )
     return table_of(
-        title,
-        _DIFFERENCE,
-        differences,
-        notes,
-        chain.from_iterable(map(_unknown, differences)),
+        title, _DIFFERENCE, differences, notes, chain.from_iterable(map(_unknown, differences))
     )
 
 

@@ -133,11 +133,7 @@ IDLE = (
         lambda values: values["output_format"] in ("csv", "markdown", "latex") or values["classic"],
         "it is judged in the findings, which --format table and json have and these tables do not",
     ),
-    Idle(
-        "classic",
-        lambda values: values["output_format"] == "json",
-        "JSON holds every table",
-    ),
+    Idle("classic", lambda values: values["output_format"] == "json", "JSON holds every table"),
 )
 
 
@@ -185,10 +181,7 @@ class AnalyzeRequest(Request):
         rich_help_panel=READING,
     )
     hide_hosts: bool = option(
-        "show numbers instead of host names",
-        "--hide-hosts",
-        default=False,
-        rich_help_panel=READING,
+        "show numbers instead of host names", "--hide-hosts", default=False, rich_help_panel=READING
     )
 
 

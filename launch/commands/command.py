@@ -16,9 +16,7 @@ from typer.core import TyperCommand, TyperOption
 
 from dpscope.launch.commands.help_text import place_of, records_by_heading, word_of
 from dpscope.profiling.machine.gpus import GPU_ORDER
-from dpscope.profiling.records.settings import (
-    Setting,
-)
+from dpscope.profiling.records.settings import Setting
 from dpscope.profiling.store.errors import READER_GONE, DpscopeError
 
 if TYPE_CHECKING:

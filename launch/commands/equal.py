@@ -71,9 +71,7 @@ def equal(request: EqualRequest) -> None:
     console = open_console(stderr=request.output_format == "json")
     place = this_node(request, request.dry_run)
     settings = equality_settings(
-        request.flags,
-        request.dtype,
-        place.count if place is not None else 1,
+        request.flags, request.dtype, place.count if place is not None else 1
     )
     if request.dry_run:
         describe_comparison(settings, request.out, console)

@@ -79,11 +79,7 @@ def run(request: RunRequest) -> None:
     nodes = place.count if place is not None else 1
     check_idle_options(settings, request.flags, nodes)
     if request.detect is not None:
-        from dpscope.launch.commands.detect import (
-            check_limit,
-            first_round,
-            run_until_detected,
-        )
+        from dpscope.launch.commands.detect import check_limit, first_round, run_until_detected
 
         check_limit(request.detect_limit)
         change = read_option("--detect", request.detect, parse_part)

@@ -48,11 +48,7 @@ IDLE = (
         lambda values: not _reads_run(values),
         "it chooses a cell of a run folder, and none was named",
     ),
-    Idle(
-        "base_devices base_batch_size base_bucket_mb steps_by",
-        _reads_run,
-        "a run contains it",
-    ),
+    Idle("base_devices base_batch_size base_bucket_mb steps_by", _reads_run, "a run contains it"),
 )
 
 

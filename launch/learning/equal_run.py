@@ -52,9 +52,7 @@ DEFAULTS: dict[str, object] = {
 
 
 def equality_settings(
-    flags: Mapping[str, object],
-    precision: Precision = "float64",
-    nodes: int = 1,
+    flags: Mapping[str, object], precision: Precision = "float64", nodes: int = 1
 ) -> EqualitySettings:
     """Settings from the command's flags, those of `dpscope run` and its own; DDP may span up to
     `nodes` nodes.

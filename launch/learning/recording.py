@@ -107,10 +107,7 @@ class TrainingRecorder:
         with atomic_path(arrays_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         record = RankRecord(
-            rank=rank,
-            steps=steps,
-            parameters=self._parameters,
-            random_layers=tuple(random_layers),
+            rank=rank, steps=steps, parameters=self._parameters, random_layers=tuple(random_layers)
         )
         write_json(record_path, record)
 

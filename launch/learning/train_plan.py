@@ -37,11 +37,7 @@ from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import Optimizer, Workload
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell, PlannedCell
-from dpscope.profiling.records.settings import (
-    check_settings,
-    declarations,
-    top_level_settings,
-)
+from dpscope.profiling.records.settings import check_settings, declarations, top_level_settings
 from dpscope.profiling.records.strategies import strategy_order, traits_of
 from dpscope.profiling.records.training import (
     TRAINING_MAY_CHANGE,

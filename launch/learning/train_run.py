@@ -13,20 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from dpscope.launch.jobs.job_queue import (
-    THIS_HOST,
-    JobQueue,
-    JobStarter,
-    Outcome,
-    Watch,
-    held,
-)
-from dpscope.launch.learning.train_plan import (
-    TrainJob,
-    TrainPlan,
-    plan_trainings,
-    print_train_plan,
-)
+from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, Watch, held
+from dpscope.launch.learning.train_plan import TrainJob, TrainPlan, plan_trainings, print_train_plan
 from dpscope.launch.planning.manifest import check_comparable, hosts_findings
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.machine.conditions import machine_differences

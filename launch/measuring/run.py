@@ -37,13 +37,7 @@ from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
-from dpscope.profiling.records.run import (
-    Cell,
-    CellResult,
-    CellStatus,
-    Manifest,
-    PlannedCell,
-)
+from dpscope.profiling.records.run import Cell, CellResult, CellStatus, Manifest, PlannedCell
 from dpscope.profiling.records.settings import settings_of, with_settings
 from dpscope.profiling.records.turns import Order, balanced_orders
 from dpscope.profiling.store.files import write_json

@@ -24,13 +24,7 @@ from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
-from tests.helpers.sweeps import (
-    half_written,
-    parent_of,
-    processes_of,
-    torchruns_of,
-    wait_until,
-)
+from tests.helpers.sweeps import half_written, parent_of, processes_of, torchruns_of, wait_until
 
 RATE_MBIT = 200
 LARGEST_BYTES = 4 << 20

@@ -11,10 +11,7 @@ from rich.console import Console
 
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.traffic_check import check_traffic
-from dpscope.analysis.runs.variant_savings import (
-    variant_findings,
-    variant_savings,
-)
+from dpscope.analysis.runs.variant_savings import variant_findings, variant_savings
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces

@@ -114,10 +114,7 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
     assert (planned.cell.name, repeat) == ("ddp-d2-n2-b2", 0)
     assert [
         (rank.rank, rank.node, rank.local_rank, rank.world_size) for rank in folder.ranks()
-    ] == [
-        (0, 0, 0, 2),
-        (1, 1, 0, 2),
-    ]
+    ] == [(0, 0, 0, 2), (1, 1, 0, 2)]
     first, second = folder.ranks()
     assert first.environment is None
     assert (*first.findings, *second.findings) == ()  # of hosts that are alike

@@ -192,10 +192,7 @@ def dp_trace(
     expected = Expected(
         ZERO_US, steps, gradient_bytes=gradients, parameter_bytes=gradients, buffer_bytes=buffers
     )
-    return GeneratedTrace(
-        _Program(devices, transport, inputs, named_ranges, lag).run(),
-        expected,
-    )
+    return GeneratedTrace(_Program(devices, transport, inputs, named_ranges, lag).run(), expected)
 
 
 @cache

@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.made_traces import (
-    ALL_REDUCE,
-    Event,
-    launch,
-    on_device,
-    operator,
-    step,
-    write,
-)
+from tests.helpers.made_traces import ALL_REDUCE, Event, launch, on_device, operator, step, write
 
 RANKS = 2
 STEPS = 6  # the first has no beginning

@@ -276,9 +276,7 @@ def planning(out: Path) -> dict[str, Any]:
         CellOptions(ddp_args="mixed_precision=bf16"), torch.device("cuda", 0)
     )["mixed_precision"]
     DEVICES.count = 1
-    refused = [
-        refusal(lambda: calibration_settings(device="cuda")),
-    ]
+    refused = [refusal(lambda: calibration_settings(device="cuda"))]
     DEVICES.count = 4
     return {"counts": counts, "reduce_dtype": str(mixed.reduce_dtype), "refused": refused}
 

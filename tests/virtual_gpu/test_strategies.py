@@ -105,8 +105,7 @@ def ran(
             ),
             links=Links(gb_per_s=planted.gb_per_s, latency_us=planted.copy_us),
             collectives=Collectives(
-                by_size=(CollectiveTime(latency_us=planted.latency_us),),
-                largest_moved_bytes=65536,
+                by_size=(CollectiveTime(latency_us=planted.latency_us),), largest_moved_bytes=65536
             ),
         )
     )

@@ -195,10 +195,7 @@ class Job:
     def world_size(self) -> int | None:
         """Ranks of the job; None where no trace records them."""
         sizes = (summary.parallelism.world_size for summary in self.summaries)
-        return max(
-            (size for size in sizes if size is not None),
-            default=None,
-        )
+        return max((size for size in sizes if size is not None), default=None)
 
     @property
     def cut_short(self) -> list[str]:
@@ -214,12 +211,7 @@ class Job:
         if matched.known("transfer_us").any():
             return None
         ranks = [summary.rank for summary in self.summaries]
-        return why_not_split(
-            ranks,
-            self.world_size,
-            matched,
-            self.findings,
-        )
+        return why_not_split(ranks, self.world_size, matched, self.findings)
 
     @property
     def trained_alone(self) -> bool:
@@ -269,8 +261,7 @@ class Job:
     def cycle(self) -> int:
         """Steps after which a script does the same again: times are means over whole cycles."""
         return max(
-            (rank.attached.cycle for _, rank in self.ranks if rank.attached is not None),
-            default=1,
+            (rank.attached.cycle for _, rank in self.ranks if rank.attached is not None), default=1
         )
 
     @property
@@ -379,12 +370,7 @@ class Job:
     def messages(self) -> Messages:
         """What is exposed of small collectives, and of large reductions."""
         parts, of_steps = self.tables.exposed_parts, self.whole_collectives
-        return messages_of(
-            self.whole_windows,
-            parts,
-            of_steps,
-            sorted(collectives.REDUCING),
-        )
+        return messages_of(self.whole_windows, parts, of_steps, sorted(collectives.REDUCING))
 
     @cached_property
     def contentions(self) -> Contentions:
@@ -473,10 +459,7 @@ class Job:
     @cached_property
     def step_collectives(self) -> Table:
         """The collectives of the steps that have a whole window on some device."""
-        return self.tables.collectives.within(
-            self.whole_windows,
-            ("repeat", "rank", "step"),
-        )
+        return self.tables.collectives.within(self.whole_windows, ("repeat", "rank", "step"))
 
     @cached_property
     def parts_by_repeat(self) -> Mapping[str, stats.Floats]:
@@ -508,14 +491,7 @@ class Job:
 
 def planned_job(cell: Cell, skip_reason: str | None = None) -> Job:
     """A cell of a plan of which nothing has been read."""
-    return Job(
-        cell.name,
-        cell.strategy,
-        cell.devices,
-        cell.processes,
-        cell,
-        skip_reason,
-    )
+    return Job(cell.name, cell.strategy, cell.devices, cell.processes, cell, skip_reason)
 
 
 def together(jobs: Sequence[Job]) -> Job:

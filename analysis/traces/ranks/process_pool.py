@@ -52,10 +52,7 @@ def read_files(
 
 
 def files_as_read(
-    files: Sequence[Path],
-    limits: ReadLimits,
-    jobs: int | None = None,
-    reader: Reader = TRACES,
+    files: Sequence[Path], limits: ReadLimits, jobs: int | None = None, reader: Reader = TRACES
 ) -> Generator[tuple[int, FileOutcome]]:
     """The place of each file and its tables, as they come.
 

@@ -16,12 +16,7 @@ from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
-from dpscope.analysis.traces.ranks.rank_tables import (
-    RankTables,
-    TraceSummary,
-    Unread,
-    join_ranks,
-)
+from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary, Unread, join_ranks
 from dpscope.analysis.traces.ranks.readers import Paths, as_paths, find_files
 from dpscope.analysis.traces.ranks.step_findings import (
     far_longer_steps,
@@ -43,9 +38,7 @@ JobAnalyses = dict[str, Job]
 
 
 def analyze_traces(
-    paths: Paths,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    progress: FileProgress | None = None,
+    paths: Paths, limits: ReadLimits = DEFAULT_LIMITS, progress: FileProgress | None = None
 ) -> Job:
     """Read the traces of one job, a file per process; a path or several, of files and folders.
 
@@ -78,10 +71,7 @@ def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None
 
 
 def _each_job(
-    paths: Paths,
-    limits: ReadLimits,
-    progress: FileProgress | None,
-    one_alone: str = "",
+    paths: Paths, limits: ReadLimits, progress: FileProgress | None, one_alone: str = ""
 ) -> Iterator[tuple[str, Job]]:
     """Each job's name and analysis; `one_alone` names what is made of one job and refused for
     several.
@@ -114,12 +104,7 @@ def _read(
     parts: list[RankTables] = []
     holders: list[Path] = []
     unread = [Unread(str(file), reason) for file, reason in traces.unread.items()]
-    outcomes = read_files(
-        traces.files,
-        limits,
-        progress,
-        traces.reader,
-    )
+    outcomes = read_files(traces.files, limits, progress, traces.reader)
     for file, outcome in zip(traces.files, outcomes, strict=True):
         if not isinstance(outcome, DpscopeError):
             parts.append(outcome)
@@ -151,8 +136,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
         *uneven_steps(steps),
         *far_longer_steps(steps),
         *parallelism_finding(
-            [summary.parallelism for summary in job.summaries],
-            tables.collectives,
+            [summary.parallelism for summary in job.summaries], tables.collectives
         ),
     )
     if not _by_profiler(job):
@@ -167,10 +151,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     # else no rank is chosen by its waits, which take time to compute
     many = len(ranks) > MOST_TO_DRAW
     chosen = drawn_ranks(ranks, analysis.waits_caused) if many else range(len(ranks))
-    return replace(
-        analysis,
-        timelines=tuple((0, timeline) for timeline in job.timelines(chosen)),
-    )
+    return replace(analysis, timelines=tuple((0, timeline) for timeline in job.timelines(chosen)))
 
 
 def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, Any]:
@@ -183,14 +164,7 @@ def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, A
         if rank_evidence.world_size is not None
     ]
     largest_group, read = int(collectives["group_size"].max(initial=0)), len(evidence)
-    processes = max(
-        [
-            read,
-            *sizes,
-            *(rank + 1 for rank in ranks),
-            largest_group,
-        ]
-    )
+    processes = max([read, *sizes, *(rank + 1 for rank in ranks), largest_group])
     ranks_read = (
         counted(read, "rank") if processes == read else f"{read} of {counted(processes, 'rank')}"
     )
@@ -223,11 +197,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
     """
     recordings = recordings_of(job.summaries)  # a process may have been traced several times
     origins = [
-        RankOrigin(
-            summary.rank if summary.rank is not None else -1,
-            summary.zero_ns,
-            summary.host,
-        )
+        RankOrigin(summary.rank if summary.rank is not None else -1, summary.zero_ns, summary.host)
         for summary in job.summaries
     ]
     matched = match_recordings(_with_sizes(job), job.places("collectives"), recordings, origins)
@@ -245,8 +215,7 @@ def job_tables(job: RankTables, repeat: int = 0) -> tuple[Tables, tuple[Finding,
         "steps": with_waits(job.tables["steps"], collectives, parts),
     }
     whole = replace(
-        NO_TABLES,
-        **{name: table.assign(repeat=repeat) for name, table in tables.items()},
+        NO_TABLES, **{name: table.assign(repeat=repeat) for name, table in tables.items()}
     )
     # with all columns, where nothing was recorded too
     return join_tables([whole]), (*matched.findings, *apart)

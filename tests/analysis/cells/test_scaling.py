@@ -14,11 +14,7 @@ from dpscope.analysis.cells.scaling import (
     scaling_choices,
     scaling_series,
 )
-from dpscope.analysis.findings.comparisons import (
-    judge_target,
-    strong_or_weak,
-    superlinear_findings,
-)
+from dpscope.analysis.findings.comparisons import judge_target, strong_or_weak, superlinear_findings
 from dpscope.analysis.output.run_json import scaling_records
 from dpscope.analysis.report.strategy_tables import scaling_table
 from dpscope.analysis.runs.spreads import step_spread
@@ -134,10 +130,7 @@ def test_strong_or_weak() -> None:
         "throughput of 16 in all (strong): worse (95% interval 0.75 to 0.82"
     )
     for ratio, text in (
-        (
-            Estimate(1.1, 0.9, 1.2, 20),
-            "no significant difference",
-        ),
+        (Estimate(1.1, 0.9, 1.2, 20), "no significant difference"),
         (Estimate(1.1, None, None, 4), "too few steps"),
     ):
         assert text in strong_or_weak(replace(choice, ratio=ratio)).message

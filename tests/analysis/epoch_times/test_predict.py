@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpscope.analysis.epoch_times.predict import (
-    Predicted,
-    headline,
-    prediction_tables,
-    predictions,
-)
+from dpscope.analysis.epoch_times.predict import Predicted, headline, prediction_tables, predictions
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from tests.helpers.known import known
 from tests.helpers.paths import ROOT

@@ -7,11 +7,7 @@ from typing import cast
 
 import pytest
 
-from dpscope.analysis.epoch_times.report import (
-    Answer,
-    run_estimate,
-    run_prediction,
-)
+from dpscope.analysis.epoch_times.report import Answer, run_estimate, run_prediction
 from tests.helpers.paths import PUBLISHED
 
 TIMES = PUBLISHED / "epoch_times.csv"

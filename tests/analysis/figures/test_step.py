@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from dpscope.analysis.figures.step import (
-    stacked,
-    wait_strips,
-)
+from dpscope.analysis.figures.step import stacked, wait_strips
 from dpscope.analysis.figures.style import finish
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known

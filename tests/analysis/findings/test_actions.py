@@ -97,13 +97,7 @@ def test_a_late_rank_is_named_and_whether_it_is_idle_itself() -> None:
     )
     last = LastRank(7, ranks=8, steps=1, of_steps=1, lateness_us=15e3 * 8 / 7)
     late = LateRank(
-        last,
-        15e3,
-        0.8,
-        lateness_us=15e3 * 8 / 7,
-        exposed_us=20e3,
-        idle_us=50e3,
-        unlaunched_us=40e3,
+        last, 15e3, 0.8, lateness_us=15e3 * 8 / 7, exposed_us=20e3, idle_us=50e3, unlaunched_us=40e3
     )
     first, second = following(late, exposed_wait_us=15e3, exposed_transfer_us=5e3).fact.lines
     assert "why rank 7 is late" in first

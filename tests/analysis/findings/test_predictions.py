@@ -5,9 +5,7 @@ off.
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.predictions import (
-    prediction_findings,
-)
+from dpscope.analysis.findings.predictions import prediction_findings
 from dpscope.analysis.report.prediction_tables import collective_table, identity_table
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row, with_values

@@ -35,12 +35,7 @@ from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, Collective, Contention
 from dpscope.profiling.store.files import write_json
-from tests.generated_traces.generator import (
-    ddp_trace,
-    trace_text,
-    write_ddp_job,
-    write_trace,
-)
+from tests.generated_traces.generator import ddp_trace, trace_text, write_ddp_job, write_trace
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.made_verdicts import said
 from tests.helpers.run_cells import fitted, timed

@@ -84,12 +84,7 @@ SAME = "in the first steps, 2 processes trained on only 1 distinct input"
             True,
             ["same_inputs: custom-d2-b8: parameters are sharded without FSDP"],
         ),
-        (
-            "custom",
-            (1, 1),
-            True,
-            [f"same_inputs: custom-d2-b8: {SAME}"],
-        ),
+        ("custom", (1, 1), True, [f"same_inputs: custom-d2-b8: {SAME}"]),
     ],
 )
 def test_processes_on_the_same_inputs_or_with_sharded_parameters_are_a_warning(

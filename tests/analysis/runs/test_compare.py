@@ -12,11 +12,7 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.output.change_findings import headline
-from dpscope.analysis.runs.compare import (
-    STEP,
-    Change,
-    compare_runs,
-)
+from dpscope.analysis.runs.compare import STEP, Change, compare_runs
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import NO_TABLES

@@ -13,13 +13,7 @@ from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.finding import Finding
-from dpscope.profiling.records.run import (
-    Cell,
-    CellOptions,
-    ParameterSizes,
-    ShardedUnit,
-    TensorSize,
-)
+from dpscope.profiling.records.run import Cell, CellOptions, ParameterSizes, ShardedUnit, TensorSize
 from dpscope.profiling.records.strategies import CellStrategy
 from tests.generated_traces.generator import (
     DdpOptions,

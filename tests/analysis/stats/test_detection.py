@@ -10,9 +10,7 @@ from dpscope.analysis.stats.detection import (
     detectable_change,
     with_repeats,
 )
-from dpscope.analysis.stats.samples import (
-    Noise,
-)
+from dpscope.analysis.stats.samples import Noise
 
 
 def test_by_hand() -> None:

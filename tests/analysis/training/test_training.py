@@ -19,9 +19,7 @@ from dpscope.analysis.training.seed_statistics import (
     final_accuracy,
     time_to_accuracy,
 )
-from dpscope.analysis.training.tables import (
-    training_tables,
-)
+from dpscope.analysis.training.tables import training_tables
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions

@@ -9,12 +9,7 @@ import pytest
 
 from dpscope.analysis.figures.efficiency import efficiency_figure
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.what_if.answer import (
-    Predicted,
-    RunAnswer,
-    facts,
-    run_answer,
-)
+from dpscope.analysis.what_if.answer import Predicted, RunAnswer, facts, run_answer
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors
 from dpscope.analysis.what_if.scenario import Prediction, Scenario

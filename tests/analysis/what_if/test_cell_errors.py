@@ -9,10 +9,7 @@ import pytest
 
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.bases import Question
-from dpscope.analysis.what_if.cell_errors import (
-    errors_of_cells,
-    with_cell_errors,
-)
+from dpscope.analysis.what_if.cell_errors import errors_of_cells, with_cell_errors
 from dpscope.profiling.records.strategies import STRATEGIES
 from tests.helpers.known import known
 from tests.helpers.run_cells import in_cell, optioned, run_of

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.what_if.job_profile import job_profile
-from dpscope.analysis.what_if.replay import (
-    Conditions,
-    Prepared,
-    Replay,
-    Scale,
-)
+from dpscope.analysis.what_if.replay import Conditions, Prepared, Replay, Scale
 from dpscope.analysis.what_if.step_profile import (
     Bucketing,
     OtherCollective,

@@ -70,11 +70,7 @@ def test_real_traces_give_the_same_in_each_format(tmp_path: Path, kind: str) -> 
             header = {"n_ranks": 8}
             lines.append(
                 log_line(
-                    int(str(rank)),
-                    number,
-                    row["duration_us"],
-                    coll=row["kind"],
-                    header=header,
+                    int(str(rank)), number, row["duration_us"], coll=row["kind"], header=header
                 )
             )
         logs.append(lines)

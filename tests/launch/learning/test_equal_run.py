@@ -25,11 +25,7 @@ def test_defaults_compare_three_strategies_over_two_epochs() -> None:
         "ddp-d2-b4",
     ]
     kinds = [list(job.trainings) for job in settings.jobs]
-    assert kinds == [
-        ["compared", "rounding"],
-        ["compared"],
-        ["compared"],
-    ]
+    assert kinds == [["compared", "rounding"], ["compared"], ["compared"]]
     assert (settings.config.workload.data, settings.steps, settings.precision) == (
         "fake",
         20,

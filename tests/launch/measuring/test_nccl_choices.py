@@ -215,9 +215,7 @@ def test_only_that_job_makes_nccl_write(
 
     # In place of the module that imports torch.
     monkeypatch.setitem(
-        sys.modules,
-        "dpscope.launch.measuring.collective_timing",
-        SimpleNamespace(measure=measure),
+        sys.modules, "dpscope.launch.measuring.collective_timing", SimpleNamespace(measure=measure)
     )
     settings = msgspec.structs.replace(SETTINGS, nccl_log=nccl_log)
     place = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)

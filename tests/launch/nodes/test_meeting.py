@@ -18,11 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch
 
 from dpscope.launch.jobs.node_place import Address
 from dpscope.launch.nodes import board
-from dpscope.launch.nodes.board import (
-    Meeting,
-    found_meeting,
-    opened_meeting,
-)
+from dpscope.launch.nodes.board import Meeting, found_meeting, opened_meeting
 from dpscope.profiling.machine.interfaces import free_port
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json
@@ -117,10 +113,7 @@ def opened_folder(nodes: Nodes) -> Iterator[Path]:
             {"options": {}},
             "with --devices unset, node 0 with 2x1: give the same command, of the same",
         ),
-        (
-            {"options": {**OPTIONS, "--seed": "1"}},
-            "was started with --seed 1, node 0 with unset",
-        ),
+        ({"options": {**OPTIONS, "--seed": "1"}}, "was started with --seed 1, node 0 with unset"),
     ],
 )
 def test_a_node_that_does_not_fit_ends_all_with_the_reason(

@@ -49,11 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     ],
 )
 def test_the_estimate_of_a_cell_by_hand(
-    monkeypatch: pytest.MonkeyPatch,
-    cell: Cell,
-    steps: int,
-    step_s: float,
-    traced_steps_of_all: int,
+    monkeypatch: pytest.MonkeyPatch, cell: Cell, steps: int, step_s: float, traced_steps_of_all: int
 ) -> None:
     for module in (manifest, cells):
         monkeypatch.setattr(module, "usable_cores", lambda: 1)

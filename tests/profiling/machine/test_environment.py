@@ -78,11 +78,7 @@ def test_findings_of_unfair_devices() -> None:
     findings = device_findings(device_states(nvml, (12,)))
     found = {finding.code: finding.message for finding in findings}
     mixed = [one.message for one in findings if one.code == "mixed_devices"]
-    assert set(found) == {
-        "device_throttled",
-        "device_shared",
-        "mixed_devices",
-    }
+    assert set(found) == {"device_throttled", "device_shared", "mixed_devices"}
     assert ["1 x 12, 1 x 11 (GPU 1)" in one for one in mixed] == [False, False, True]
     assert (
         "GPU 1 is slowed down by sw_power_cap, hw_thermal_slowdown at 83 C"

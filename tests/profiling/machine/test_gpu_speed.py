@@ -2,13 +2,7 @@
 
 import pytest
 
-from dpscope.profiling.machine.gpu_speed import (
-    GPU_SPEEDS,
-    MEMORY,
-    TF32,
-    gpu_speed,
-    parse_flops,
-)
+from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, parse_flops
 
 TITLES = {
     "NVIDIA H100 80GB HBM3": "H100 SXM5", "H100 SXM": "H100 SXM5", "NVIDIA H100 PCIe": "H100 PCIe",

@@ -6,12 +6,7 @@ from typing import get_args
 
 import pytest
 
-from dpscope.profiling.records.strategies import (
-    STRATEGIES,
-    Strategy,
-    strategy_order,
-    traits_of,
-)
+from dpscope.profiling.records.strategies import STRATEGIES, Strategy, strategy_order, traits_of
 from tests.helpers.paths import ROOT
 from tests.helpers.sources import SOURCES, syntax_nodes
 

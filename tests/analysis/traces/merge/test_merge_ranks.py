@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
-from tests.generated_traces.generator import (
-    DdpOptions,
-    ddp_trace,
-    dp_trace,
-    relabel,
-    write_trace,
-)
+from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, relabel, write_trace
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trace_rules import violations
 

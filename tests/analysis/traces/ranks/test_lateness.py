@@ -8,11 +8,7 @@ from dpscope.analysis.findings.facts import Verdict
 from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.traces.ranks.job import Job, as_repeats
-from dpscope.analysis.traces.ranks.lateness import (
-    LastRank,
-    chance_of_some_rank,
-    last_rank,
-)
+from dpscope.analysis.traces.ranks.lateness import LastRank, chance_of_some_rank, last_rank
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import said

@@ -101,10 +101,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def recorded(
-        files: Sequence[Path],
-        limits: ReadLimits,
-        jobs: int | None,
-        reader: Reader,
+        files: Sequence[Path], limits: ReadLimits, jobs: int | None, reader: Reader
     ) -> Generator[tuple[int, FileOutcome]]:
         for place, outcome in files_as_read(files, limits, jobs, reader):
             names.append(files[place].name)

@@ -11,11 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.places import (
-    rank_means,
-    read_topology,
-    spreads,
-)
+from dpscope.analysis.traces.ranks.places import rank_means, read_topology, spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.contents import app
 from dpscope.profiling.store.errors import DpscopeError

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpscope.analysis.traces.reading.table import (
-    Table,
-    Words,
-)
+from dpscope.analysis.traces.reading.table import Table, Words
 
 WORDS = st.lists(st.sampled_from(["b", "all_reduce", "", "zz", None]), max_size=12)
 NUMBERS = st.one_of(

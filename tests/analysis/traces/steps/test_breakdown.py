@@ -13,13 +13,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.event_kind import Kind, event_kinds
-from tests.generated_traces.generator import (
-    DdpOptions,
-    Generation,
-    Metadata,
-    ddp_trace,
-    gloo_trace,
-)
+from tests.generated_traces.generator import DdpOptions, Generation, Metadata, ddp_trace, gloo_trace
 from tests.helpers.generated_checks import analyzed, check_job, check_steps
 from tests.helpers.made_traces import (
     Event,

@@ -105,8 +105,5 @@ def test_ranges_recorded_as_operators(tmp_path: Path) -> None:
     assert analysis.steps["step"].tolist() == [1, 2]
     assert analysis.steps[
         ["step_us", "compute_us", "communication_us", "hidden_us"]
-    ].to_numpy().tolist() == [
-        [100, 30, 20, 10],
-        [100, 0, 0, 0],
-    ]
+    ].to_numpy().tolist() == [[100, 30, 20, 10], [100, 0, 0, 0]]
     assert analysis.collectives["kind"].tolist() == ["all_reduce"]

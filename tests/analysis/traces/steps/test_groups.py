@@ -13,15 +13,7 @@ from dpscope.analysis.traces.reading.event_table import CommunicationArgs, Proce
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.collectives import NamedCollective, in_mesh
 from tests.helpers.known import codes
-from tests.helpers.made_traces import (
-    Event,
-    analyzed_events,
-    event,
-    launch,
-    on_device,
-    record,
-    step,
-)
+from tests.helpers.made_traces import Event, analyzed_events, event, launch, on_device, record, step
 
 
 def gathered_by_copy(sizes: dict[str, Any]) -> list[Event]:

@@ -11,10 +11,7 @@ from dpscope.analysis.traces.ranks.frames import dp_phases
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.reader import read_trace
 from dpscope.analysis.traces.steps.attribution import attribute
-from dpscope.analysis.traces.steps.data_parallel import (
-    broadcast_chunks,
-    reduce_chunks,
-)
+from dpscope.analysis.traces.steps.data_parallel import broadcast_chunks, reduce_chunks
 from dpscope.profiling.records.run import TensorSize
 from tests.generated_traces.builder import TraceBuilder
 from tests.generated_traces.generator import (
