@@ -9,6 +9,7 @@ from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import is_run_folder
 from dpscope.profiling.store.shown_text import complain
 
 HELP = Help(examples=("/scratch/traces -o partials/  # on each node", "partials/ -o all.dpscope"))
@@ -40,6 +41,12 @@ def reduce(
     steps_by: options.StepsBy = None,
 ) -> None:
     limits = options.read_limits(max_bytes, max_events, steps_by)
+    runs = [path for path in paths if is_run_folder(path)]
+    if runs:
+        raise DpscopeError(
+            f"{runs[0]} is a run folder, of several jobs: name the traces of one, such as {runs[0]}/cells/CELL/repeat0/traces; "
+            "dpscope bundle packs a whole run"
+        )
     if jobs is not None and jobs < 1:
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from dpscope.analysis.output.trace_tables import trace_status

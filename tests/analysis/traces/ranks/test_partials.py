@@ -60,6 +60,7 @@ from tests.generated_traces.generator import (
     write_trace,
 )
 from tests.helpers.many_ranks import equal_ranks
+from tests.helpers.paths import EXAMPLE_RUN
 
 TABLES = (
     "steps",
@@ -491,6 +492,14 @@ def test_an_unwritable_output_is_reported(
     ):
         reduce_traces(traces, tmp_path / "n0.dpscope")
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_a_run_folder_is_refused(tmp_path: Path) -> None:
+    """Its traces are those of several jobs, and its other files are no traces."""
+    ended = CliRunner().invoke(app, ["reduce", str(EXAMPLE_RUN), "-o", str(tmp_path / "n.dpscope")])
+    assert isinstance(ended.exception, DpscopeError)  # one line, status 2
+    assert "is a run folder, of several jobs" in str(ended.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_broken_trace_is_reported_and_the_rest_is_read(traces: Path, tmp_path: Path) -> None:
