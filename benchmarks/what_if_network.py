@@ -269,12 +269,7 @@ def _started(
         "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
-        return host.start(
-            [*torchrun, *by_hand.program],
-            env=stated,
-            stdout=log,
-            stderr=log,
-        )
+        return host.start([*torchrun, *by_hand.program], env=stated, stdout=log, stderr=log)
 
 
 if __name__ == "__main__":

@@ -127,12 +127,7 @@ def collect(
             traces = packing.fitting(whole[:1])
             (in_part if traces else left_out).append(name)
         members += traces
-    return Bundle(
-        names.text(run.absolute().name),
-        tuple(members),
-        tuple(in_part),
-        tuple(left_out),
-    )
+    return Bundle(names.text(run.absolute().name), tuple(members), tuple(in_part), tuple(left_out))
 
 
 @dataclass

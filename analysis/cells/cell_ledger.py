@@ -9,11 +9,7 @@ from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
 from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
-from dpscope.analysis.traces.ranks.contention import (
-    Contentions,
-    contentions,
-    with_contention,
-)
+from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
@@ -51,10 +47,7 @@ def ledger(cell: CellView) -> Ledger:
 @once
 def contentions_shown(cell: CellView) -> Contentions:
     """What slows the compute of a cell whose trace shows hidden communication."""
-    known(
-        traced_ledger(cell).hidden_us,
-        "the trace shows no communication that could be hidden",
-    )
+    known(traced_ledger(cell).hidden_us, "the trace shows no communication that could be hidden")
     single = if_known(single_at_same_batch, cell)
     return cell_contentions(cell.data, single.data if single is not None else None)
 

@@ -8,19 +8,8 @@ far as that of the measured link was, and is a bound where that is not known.
 import math
 from typing import NamedTuple
 
-from dpscope.analysis.costs.calibration_fit import (
-    find_fit,
-    largest_bus_gb_per_s,
-)
-from dpscope.analysis.costs.cost import (
-    Basis,
-    Call,
-    Cost,
-    Known,
-    Links,
-    Place,
-    banded,
-)
+from dpscope.analysis.costs.calibration_fit import find_fit, largest_bus_gb_per_s
+from dpscope.analysis.costs.cost import Basis, Call, Cost, Known, Links, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor, ring_hops
 from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.stats.missing import Missing
@@ -53,12 +42,7 @@ def stated_link(call: Call, known: Known) -> Cost | None:
     hop = _hop(call, known)
     if link.source == REACHED_RATE:
         return _by_rate(
-            call,
-            known,
-            link.gb_per_s,
-            hop,
-            f"{link.name}, as reached{hop.words}",
-            _REACHED_BAND,
+            call, known, link.gb_per_s, hop, f"{link.name}, as reached{hop.words}", _REACHED_BAND
         )
     share, reached_on = _reached(call.kind, known)
     if share is None:
@@ -79,12 +63,7 @@ def rate_between_nodes(call: Call, known: Known) -> Cost | None:
     if measured is not None:
         words = f"the rate between nodes calibrated on {measured.place}"
         return _by_rate(
-            call,
-            known,
-            measured.gb_per_s,
-            _hop_of(measured, known),
-            words,
-            _HIERARCHY_BAND,
+            call, known, measured.gb_per_s, _hop_of(measured, known), words, _HIERARCHY_BAND
         )
     if known.place is None:
         return None
@@ -125,13 +104,7 @@ def _by_rate(
             after = "" if call.links.intra is None else f"; within a node {cost.words}"
     rate = gb_per_s * 1e3  # bytes a microsecond
     way = best_way(
-        call.kind,
-        call.size_bytes,
-        place.devices,
-        inside.devices,
-        hop.latency_us,
-        rate,
-        within,
+        call.kind, call.size_bytes, place.devices, inside.devices, hop.latency_us, rate, within
     )
     if way is None:
         raise Missing(f"there is no model of {call.kind} by a link's rate")
@@ -179,13 +152,7 @@ def best_way(
         ways.append((TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
         if within is not None:
             between = (bus_factor(kind, nodes) or 0.0) * size / rate
-            ways.append(
-                (
-                    HIERARCHY,
-                    ring_hops(kind, nodes) * hop_us,
-                    sum(within) + between,
-                )
-            )
+            ways.append((HIERARCHY, ring_hops(kind, nodes) * hop_us, sum(within) + between))
     return min(ways, key=lambda way: way[1] + way[2])
 
 
@@ -222,10 +189,7 @@ def _hop_of(measured: NodeRate, known: Known) -> Hop:
     over = known.on_nodes(measured.nodes)
     fit = find_fit(over, measured.collective, measured.devices) if over is not None else None
     latency_us = _hop_us(fit) if fit is not None else 0.0
-    return Hop(
-        latency_us,
-        f", {latency_us:.3g} us a hop as calibrated on {measured.place} devices",
-    )
+    return Hop(latency_us, f", {latency_us:.3g} us a hop as calibrated on {measured.place} devices")
 
 
 def _hop_us(fit: CollectiveFit) -> float:

@@ -6,14 +6,7 @@ And what people divide by who use that formula.
 from dataclasses import dataclass
 
 from dpscope.analysis.costs.calibration_fit import largest_bus_gb_per_s
-from dpscope.analysis.costs.cost import (
-    Basis,
-    Call,
-    Cost,
-    Known,
-    Place,
-    banded,
-)
+from dpscope.analysis.costs.cost import Basis, Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor, moved_as, ring_us
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes

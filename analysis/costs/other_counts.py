@@ -28,13 +28,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpscope.analysis.costs.cost import (
-    Call,
-    Cost,
-    Known,
-    Place,
-    banded,
-)
+from dpscope.analysis.costs.cost import Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
@@ -87,12 +81,7 @@ def medians(calibration: Calibration) -> dict[str, list[Timed]]:
     ordered = {}
     for kind, times_us in samples.items():
         ordered[kind] = [
-            Timed(
-                nodes,
-                devices,
-                size,
-                float(np.median(times_us[devices, nodes, size])),
-            )
+            Timed(nodes, devices, size, float(np.median(times_us[devices, nodes, size])))
             for devices, nodes, size in sorted(times_us)
         ]
     return ordered
@@ -112,10 +101,7 @@ def by_law(call: Call, known: Known) -> Cost | None:
     if calibration is None:
         return None
     per_node = place.per_node if place.nodes > 1 else None
-    law = known.once(
-        (by_law, call.kind, per_node),
-        lambda: _law(calibration, call.kind, per_node),
-    )
+    law = known.once((by_law, call.kind, per_node), lambda: _law(calibration, call.kind, per_node))
     return law.cost(place, call.size_bytes) if law is not None else None
 
 
@@ -158,10 +144,7 @@ class Law:
     @cached_property
     def layouts(self) -> list[Layout]:
         """By count."""
-        return sorted(
-            {point.layout for point in self.points},
-            key=lambda layout: layout[1],
-        )
+        return sorted({point.layout for point in self.points}, key=lambda layout: layout[1])
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -346,8 +329,7 @@ def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
 
     doublings = np.array([_doublings(point.layout) for point in points])
     moved = np.array(
-        [_moved(kind, point.layout, point.size_bytes) for point in points],
-        dtype=float,
+        [_moved(kind, point.layout, point.size_bytes) for point in points], dtype=float
     )
     times_us = np.array([point.time_us for point in points])
 
@@ -359,10 +341,7 @@ def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
 
     us_per_byte_of_each = times_us / moved
     large = moved >= np.quantile(moved, 0.8)
-    starts = (
-        np.median(us_per_byte_of_each[large]),
-        np.median(us_per_byte_of_each),
-    )
+    starts = (np.median(us_per_byte_of_each[large]), np.median(us_per_byte_of_each))
     least_us = float(times_us.min())
     fits = []
     for per_byte in starts:

@@ -8,12 +8,7 @@ between neighbours are equally good (1 to 2%).
 
 import math
 
-from dpscope.analysis.costs.calibration_fit import (
-    extrapolated,
-    latency_share,
-    piece_of,
-    predict_us,
-)
+from dpscope.analysis.costs.calibration_fit import extrapolated, latency_share, piece_of, predict_us
 from dpscope.analysis.costs.cost import Call, Cost, Known, banded
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import CollectiveFit
@@ -31,10 +26,7 @@ def timed_here(call: Call, known: Known) -> Cost | None:
     time_us = predict_us(fit, call.size_bytes)
     latency_us = time_us * latency_share(fit, call.size_bytes)
     outside = extrapolated(fit, call.size_bytes)
-    words, formula = (
-        f"calibrated on {call.place} devices",
-        _formula(fit, call.size_bytes),
-    )
+    words, formula = (f"calibrated on {call.place} devices", _formula(fit, call.size_bytes))
     if outside is not None:
         words += ", beyond its sizes"
         formula += ", extrapolated"

@@ -5,11 +5,7 @@ study and run.
 from collections.abc import Iterator, Mapping, Sequence
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, Setting, at, place
-from dpscope.analysis.epoch_times.estimates import (
-    UNKNOWN_BATCH,
-    EpochEstimate,
-    no_single_time,
-)
+from dpscope.analysis.epoch_times.estimates import UNKNOWN_BATCH, EpochEstimate, no_single_time
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.strategies import traits_of
@@ -62,12 +58,7 @@ def _about(estimate: EpochEstimate, text: str) -> tuple[str, str]:
 
 
 def _setting(estimate: EpochEstimate) -> str:
-    return at(
-        estimate.strategy,
-        estimate.batch_size,
-        estimate.devices,
-        estimate.nodes,
-    )
+    return at(estimate.strategy, estimate.batch_size, estimate.devices, estimate.nodes)
 
 
 def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Iterator[Finding]:
@@ -84,8 +75,7 @@ def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Ite
         for reason, settings in by_reason.items():
             texts.append(f"{'; '.join(settings)}: {reason}")
         yield EstimateCode.ADDED_TIME_UNKNOWN.finding(
-            f"{where}: the added time is unknown: {'; '.join(texts)}",
-            _needed(alike, batches),
+            f"{where}: the added time is unknown: {'; '.join(texts)}", _needed(alike, batches)
         )
 
 

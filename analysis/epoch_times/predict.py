@@ -141,8 +141,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
             reason=f"no law fits: {missed}; measure another count",
         )
     half = math.hypot(
-        best.within * _distance(counts, target.devices),
-        _rounding(table, target, rows, best.law),
+        best.within * _distance(counts, target.devices), _rounding(table, target, rows, best.law)
     )
     value = best.value * scale
     found = without._replace(
@@ -230,15 +229,8 @@ def headline(predicted: Sequence[Predicted]) -> str:
 
 def _fields(unit: str) -> list[Field]:
     return [
-        Field(
-            "strategy",
-            "strategy",
-        ),
-        Field(
-            "batch",
-            "batch_size",
-            meaning="as in the table's batch_size",
-        ),
+        Field("strategy", "strategy"),
+        Field("batch", "batch_size", meaning="as in the table's batch_size"),
         Field(
             "N",
             lambda row: layout(row.devices, row.nodes),
@@ -249,28 +241,15 @@ def _fields(unit: str) -> list[Field]:
             lambda row: significant(row.value),
             meaning="of an epoch, or of a step in a table of steps",
         ),
-        Field(
-            f"low [{unit}]",
-            lambda row: significant(row.low),
-            meaning="lower end of a 90% band",
-        ),
-        Field(
-            f"high [{unit}]",
-            lambda row: significant(row.high),
-            meaning="its upper end",
-        ),
+        Field(f"low [{unit}]", lambda row: significant(row.low), meaning="lower end of a 90% band"),
+        Field(f"high [{unit}]", lambda row: significant(row.high), meaning="its upper end"),
         Field(
             "law",
             "law",
             meaning="a constant step, a + b/n for n = N, or a ring (compute, then a ring all-reduce), whichever errs least on "
             "rows that were left out of its fit",
         ),
-        Field(
-            "error",
-            "error_left_out",
-            "share",
-            meaning="the law's on those rows",
-        ),
+        Field("error", "error_left_out", "share", meaning="the law's on those rows"),
         Field(
             "from N",
             lambda row: f"{min(row.measured)} to {max(row.measured)}",

@@ -127,12 +127,7 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
         settings = grouped((estimate.setting, estimate) for estimate in estimates)
         notes = []
         for row in unused.get(where, ()):
-            setting = at(
-                row.strategy,
-                row.batch_size,
-                row.devices,
-                row.nodes,
-            )
+            setting = at(row.strategy, row.batch_size, row.devices, row.nodes)
             notes.append(f"{setting}: not used; single is what others are compared with")
         tables.append(table_of(where, fields, settings.values(), notes))
     return tables
@@ -174,12 +169,7 @@ def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
         return f"{where}: no speedup is known; --format json gives the reasons."
     best = max(speedups, key=lambda speedup: speedup.value or 0.0)
     value = best.value or 0.0
-    setting = at(
-        best.strategy,
-        best.batch_size,
-        best.devices,
-        best.nodes,
-    )
+    setting = at(best.strategy, best.batch_size, best.devices, best.nodes)
     scaling = best.method
     if scaling == "same_batch_size":
         scaling = "strong or weak: unknown"

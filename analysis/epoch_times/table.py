@@ -54,10 +54,7 @@ def read_epoch_times(path: str | Path) -> EpochTable:
             step_time = _step_time(line, settings)
             step_times.append(step_time._replace(resolution_s=rounding_s))
         return EpochTable(
-            rows=tuple(step_times),
-            absent_columns=absent,
-            of_steps=True,
-            rounding_s=rounding_s,
+            rows=tuple(step_times), absent_columns=absent, of_steps=True, rounding_s=rounding_s
         )
     rows = tuple(map(_epoch_time, lines))
     first_lines: dict[tuple[object, ...], int] = {}

@@ -243,12 +243,7 @@ def _trace_panel(
 
 
 def _calibrated_points(
-    axes: Axes,
-    kind: str,
-    carried_as: str,
-    place: Place,
-    costs: Costs,
-    sizes: tuple[float, float],
+    axes: Axes, kind: str, carried_as: str, place: Place, costs: Costs, sizes: tuple[float, float]
 ) -> None:
     """The calibration's medians between two sizes, of the fastest rank where they are known, as
     transfers are.

@@ -166,12 +166,7 @@ def _median_step(axes: Axes, row: int, step: Estimate, ddp: Estimate, unit: Unit
 
 
 def _part(
-    axes: Axes,
-    row: int,
-    part: WaterfallPart,
-    start_us: float,
-    unit: Unit,
-    explained: bool,
+    axes: Axes, row: int, part: WaterfallPart, start_us: float, unit: Unit, explained: bool
 ) -> None:
     """One part from where the one above ends, pale if the parts do not explain the gap."""
     start = start_us / unit.divisor

@@ -6,12 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyCost, StrategyGap
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingSeries, devices_text
-from dpscope.analysis.stats.samples import (
-    CONFIDENCE,
-    Estimate,
-    Verdict,
-    verdict,
-)
+from dpscope.analysis.stats.samples import CONFIDENCE, Estimate, Verdict, verdict
 from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_changes
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted

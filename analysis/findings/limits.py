@@ -28,22 +28,13 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
     if noisy := _noisy(run, comparison, case):
         apart = f"{REPEATS_APART - 1:.0%}"
         differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
-        yield _limit(
-            "NOISY",
-            differ,
-            basis="median untraced step of each repeat",
-        )
+        yield _limit("NOISY", differ, basis="median untraced step of each repeat")
     if drifts := [*_drifts(run, comparison, case)]:
-        yield _limit(
-            "DRIFT",
-            *drifts,
-            basis="least squares; medians of the timed steps",
-        )
+        yield _limit("DRIFT", *drifts, basis="least squares; medians of the timed steps")
     yield from _too_few_cores(run)
     if batches := ", ".join(comparison.batches_seen):
         yield _limit(
-            "BATCH",
-            f"{batches} per device, inferred from the model's calls (or set --batch-size)",
+            "BATCH", f"{batches} per device, inferred from the model's calls (or set --batch-size)"
         )
     cycles = {data.cycle for data in run.measured}
     if longer := sorted(cycles - {1}):
@@ -64,10 +55,7 @@ def _too_few_cores(run: RunData) -> Iterator[Fact]:
         remedy = "use more cores"
         if cores is not None and cores > 1:
             remedy = f"use --devices up to {cores}"
-        yield _limit(
-            "TOO FEW CORES",
-            f"{why}, so these cells say nothing: {remedy}",
-        )
+        yield _limit("TOO FEW CORES", f"{why}, so these cells say nothing: {remedy}")
 
 
 def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[str]:
@@ -84,10 +72,7 @@ def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> It
             "ratios and efficiency leave that out, times do not"
         )
     for row, data in _with_baselines(run, comparison, case):
-        findings = [
-            *data.findings,
-            *tracing_findings(row),
-        ]
+        findings = [*data.findings, *tracing_findings(row)]
         for finding in findings:
             if finding.code == RunCode.DRIFT.code:
                 yield finding.message

@@ -63,11 +63,7 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
             if about:
                 message = f"{about}: {message}"
             messages.append(message)
-        yield msgspec.structs.replace(
-            findings[0],
-            message="; ".join(messages),
-            about="",
-        )
+        yield msgspec.structs.replace(findings[0], message="; ".join(messages), about="")
         return
     for observation, same in grouped(
         (finding.observation, finding) for finding in findings

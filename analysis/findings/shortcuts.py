@@ -27,10 +27,7 @@ def shortcuts_fact(row: CellRow, data: Job) -> Fact:
             *(f"ring formula: {rate.description}" for rate in row.ring_rates),
         )
     )
-    lines = (
-        _subtraction(row, data),
-        _ring(row, data),
-    )
+    lines = (_subtraction(row, data), _ring(row, data))
     return Fact("shortcuts", "SHORTCUTS", lines, basis)
 
 
@@ -91,11 +88,7 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     idle_us, unexplained_us = row.added_idle_us, row.added_tracer_us
     if slowdown_us is None or idle_us is None or unexplained_us is None:
         return "the cause is unknown"
-    terms = {
-        "compute": slowdown_us,
-        "idle": idle_us,
-        "unexplained": unexplained_us,
-    }
+    terms = {"compute": slowdown_us, "idle": idle_us, "unexplained": unexplained_us}
     *others, largest = sorted(terms, key=lambda name: abs(terms[name]))
     others_us = sum(abs(terms[name]) for name in others)
     if others_us > _MOST * abs(error_us):

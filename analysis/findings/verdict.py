@@ -15,14 +15,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import Situation, next_fact
 from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
-from dpscope.analysis.findings.facts import (
-    Fact,
-    Scale,
-    Verdict,
-    basis_of,
-    ends,
-    percent,
-)
+from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, ends, percent
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.limits import limits, on_shared_cores, timed_rows
@@ -31,15 +24,9 @@ from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import (
-    sentence,
-    with_article,
-)
+from dpscope.analysis.text.units import sentence, with_article
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.parallelism import (
-    NO_BACKWARD,
-    parallelism_name,
-)
+from dpscope.analysis.traces.ranks.parallelism import NO_BACKWARD, parallelism_name
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.strategies import traits_of
@@ -111,21 +98,14 @@ def _no_communication(data: Job) -> Fact:
         step = with_article(scale.time(step_us))
         use = device_use(ledger, scale)
         lines.append(f"of {step} step {use}")
-    return Fact(
-        "cost",
-        "COST",
-        tuple(lines),
-    )
+    return Fact("cost", "COST", tuple(lines))
 
 
 def _next_without_communication(data: Job, situation: Situation) -> Fact:
     """To trace the rest of the job; else, by its ledger, what takes time on all of its devices."""
     if data.devices < 2 or len(data.summaries) < data.processes:
         return _next(_TRACE_MORE)
-    alone = replace(
-        situation,
-        not_split=None,
-    )
+    alone = replace(situation, not_split=None)
     return next_fact([], alone).fact
 
 
@@ -164,11 +144,7 @@ def _parallelism(data: Job) -> str:
 
 
 def _about(
-    begun: Verdict,
-    data: Job,
-    situation: Situation,
-    rows: Sequence[CellRow],
-    with_shortcuts: bool,
+    begun: Verdict, data: Job, situation: Situation, rows: Sequence[CellRow], with_shortcuts: bool
 ) -> Verdict:
     """The verdict with the facts about one cell: cost, shortcuts, the late rank, what to do."""
     chosen = situation.chosen

@@ -29,10 +29,7 @@ def headline(changes: Sequence[Change], reasons: Sequence[Finding] = ()) -> str:
     judged (`reasons`, then cells), then what else got slower or faster and by how much.
     """
     steps = [change for change in changes if change.is_step]
-    steps.sort(
-        key=_size,
-        reverse=True,
-    )
+    steps.sort(key=_size, reverse=True)
     by_outcome = grouped((change.outcome, change) for change in steps)
     order: list[Outcome] = ["not judged", "slower", "faster", "same"]
     if any(change.is_regression for change in steps):
@@ -133,13 +130,7 @@ def lost_repeats(run: RunData, cells: Collection[str]) -> dict[str, list[Finding
     for name, count in measured_repeats(run).items():
         job = run.cells[name]
         lacking = [one for one in job.findings if one.code == RunCode.REPEATS_MISSING.code]
-        lacking = lacking or list(
-            _fewer_than_planned(
-                run.recorded,
-                job,
-                count,
-            )
-        )
+        lacking = lacking or list(_fewer_than_planned(run.recorded, job, count))
         if lacking and name in cells:
             lost[name] = lacking
     return lost
@@ -147,35 +138,17 @@ def lost_repeats(run: RunData, cells: Collection[str]) -> dict[str, list[Finding
 
 def _fewer_than_planned(manifest: Manifest, job: Job, count: int) -> Iterator[Finding]:
     measurement = manifest.config.measurement
-    planned = manifest.repeats_by_cell.get(
-        job.name,
-        measurement.repeats,
-    )
+    planned = manifest.repeats_by_cell.get(job.name, measurement.repeats)
     if count < planned:
         measured = f"{count} of {counted(planned, 'repeat')} measured"
-        yield RunCode.REPEATS_MISSING.finding(
-            measured,
-            about=job.name,
-        )
-    timed = job.tables.samples.having(
-        "measuring_pass",
-        "timed",
-    )
+        yield RunCode.REPEATS_MISSING.finding(measured, about=job.name)
+    timed = job.tables.samples.having("measuring_pass", "timed")
     if measurement.steps is None or job.rank.attached is not None or not len(timed):
         return
-    fewest = int(
-        timed.group(
-            "repeat",
-            "rank",
-        ).sizes.min()
-    )
+    fewest = int(timed.group("repeat", "rank").sizes.min())
     if fewest < measurement.steps:
         steps = f"a repeat has {fewest} of {counted(measurement.steps, 'timed step')}"
-        yield RunCode.REPEATS_MISSING.finding(
-            steps,
-            MEASURE_AGAIN,
-            about=job.name,
-        )
+        yield RunCode.REPEATS_MISSING.finding(steps, MEASURE_AGAIN, about=job.name)
 
 
 def error_findings(run: RunData) -> list[Finding]:
@@ -187,24 +160,14 @@ def by_kind(run: RunData, findings: Iterable[Finding]) -> Iterator[Finding]:
     """A run's findings, those of one code and next step as one that names the run."""
     kinds = grouped(((finding.code, finding.next_step), finding) for finding in findings)
     for alike in kinds.values():
-        messages = listed(
-            list(dict.fromkeys(finding.message for finding in alike)),
-            _MOST_NAMED,
-        )
-        yield msgspec.structs.replace(
-            alike[0],
-            message=f"{run.path}: {messages}",
-            about="",
-        )
+        messages = listed(list(dict.fromkeys(finding.message for finding in alike)), _MOST_NAMED)
+        yield msgspec.structs.replace(alike[0], message=f"{run.path}: {messages}", about="")
 
 
 def or_forced(differ: Sequence[Finding]) -> list[Finding]:
     """Findings about other settings, with the option that judges in spite of them."""
     return [
-        msgspec.structs.replace(
-            finding,
-            next_step=f"{finding.next_step}; or judge with --force",
-        )
+        msgspec.structs.replace(finding, next_step=f"{finding.next_step}; or judge with --force")
         for finding in differ
     ]
 
@@ -243,21 +206,10 @@ def setting_findings(before: RunData, after: RunData) -> list[Finding]:
     first, second = before.recorded, after.recorded
     if first is None or second is None:
         return []
-    models = model_differences(
-        before,
-        after,
-    )
+    models = model_differences(before, after)
     names = [name for name in SETTINGS if models or name != "model"]
-    settings = setting_differences(
-        first.config,
-        second.config,
-        names,
-    )
-    return difference_findings(
-        first,
-        second,
-        [*models, *settings],
-    )
+    settings = setting_differences(first.config, second.config, names)
+    return difference_findings(first, second, [*models, *settings])
 
 
 def model_differences(before: RunData, after: RunData) -> list[ConditionDifference]:
@@ -270,24 +222,7 @@ def model_differences(before: RunData, after: RunData) -> list[ConditionDifferen
     for earlier, changed in pairs:
         (_, then), (_, now) = earlier.ranks[0], changed.ranks[0]
         for what in ("parameter_count", "parameter_bytes", "gradient_bytes"):
-            sizes = (
-                getattr(
-                    then.model,
-                    what,
-                ),
-                getattr(
-                    now.model,
-                    what,
-                ),
-            )
+            sizes = (getattr(then.model, what), getattr(now.model, what))
             if sizes[0] != sizes[1]:
-                differences.append(
-                    ConditionDifference(
-                        what.replace(
-                            "_",
-                            " ",
-                        ),
-                        *sizes,
-                    )
-                )
+                differences.append(ConditionDifference(what.replace("_", " "), *sizes))
     return list(dict.fromkeys(differences))

@@ -105,10 +105,7 @@ def _compute_named(classes: Sequence[ClassChange]) -> Iterator[_Named]:
         why = _why(whole)
         if len(kernels) > 1:
             why += f" in {len(kernels)} classes"
-        yield _Named(
-            _alone_us(kernels),
-            f"{_shown(operator)} ({why})",
-        )
+        yield _Named(_alone_us(kernels), f"{_shown(operator)} ({why})")
     contention_us = sum(kernel_class.contention_us or 0.0 for kernel_class in changed)
     yield _Named(contention_us, "compute slowed by communication next to it")
     rest = [kernel_class for kernel_class in classes if kernel_class not in changed]
@@ -180,32 +177,18 @@ def tables_of(step: StepChange, most: int = MOST_ROWS) -> Iterator[TextTable]:
     """
     if not _shows_change(step):
         return
-    whole = PartChange(
-        "traced step",
-        step.before_us,
-        step.after_us,
-    )
+    whole = PartChange("traced step", step.before_us, step.after_us)
     parts = [part for part in step.parts if _is_there(part)]
     parts.sort(key=_size, reverse=True)
     notes = list(step.notes)
     if step.no_classes:
         notes.append(f"compute is not divided by kernels: {step.no_classes}")
     title = f"What changed in the traced step of {step.cell} [{{unit}}]"
-    yield table_of(
-        title,
-        _PART_FIELDS,
-        [*parts, whole],
-        notes,
-    )
+    yield table_of(title, _PART_FIELDS, [*parts, whole], notes)
     rows = _largest(step, most)
     if len(rows) > 1:
         title = f"Compute of {step.cell} by kernels [{{unit}}]"
-        yield table_of(
-            title,
-            _class_fields(step),
-            rows,
-            _class_notes(step),
-        )
+        yield table_of(title, _class_fields(step), rows, _class_notes(step))
 
 
 def _size(part: PartChange) -> float:
@@ -219,11 +202,7 @@ def _is_there(part: PartChange) -> bool:
 
 def _largest(step: StepChange, most: int) -> list[ClassChange]:
     """The classes with the largest changes; small ones, and those after the first `most`, as one."""
-    ranked = sorted(
-        step.classes,
-        key=_size,
-        reverse=True,
-    )
+    ranked = sorted(step.classes, key=_size, reverse=True)
     others = (part for part in step.parts if part.part != COMPUTE)
     least_us = _LEAST_SHOWN * sum(map(_size, [*ranked, *others]))
     shown = [entry for entry in ranked if _size(entry) > least_us][:most]
@@ -233,21 +212,9 @@ def _largest(step: StepChange, most: int) -> list[ClassChange]:
 
 _PART_FIELDS = (
     Field("part", "part"),
-    Field(
-        "before",
-        "before_us",
-        "time",
-    ),
-    Field(
-        "after",
-        "after_us",
-        "time",
-    ),
-    Field(
-        "change",
-        "change_us",
-        "time",
-    ),
+    Field("before", "before_us", "time"),
+    Field("after", "after_us", "time"),
+    Field("change", "change_us", "time"),
 )
 _CLASS_NOTES = (
     "a class has one operator, kernel name, input sizes, grid and block; it is named by the operator that launched it, "
@@ -260,11 +227,7 @@ _CLASS_NOTES = (
 def _class_fields(step: StepChange) -> Iterator[Field]:
     yield Field("kernels of", lambda one: _shown(one.part), column="operator")
     yield Field("calls", _calls_text)
-    yield Field(
-        "change",
-        "change_us",
-        "time",
-    )
+    yield Field("change", "change_us", "time")
     yield Field("count", "count_us", "time")
     yield Field("duration", "duration_us", "time")
     yield Field("contention", "contention_us", "time")

@@ -110,11 +110,7 @@ def write_tensorboard(
     # the plugin reads torch.profiler's format alone
     if any(map(is_export, files)):
         place = out or path.absolute().with_name(f"{path.name}-dpscope")
-        with kineto_files(
-            files,
-            DEFAULT_LIMITS,
-            place.parent,
-        ) as (written, _):
+        with kineto_files(files, DEFAULT_LIMITS, place.parent) as (written, _):
             return write_tensorboard(written, link, place)
     jobs = read_jobs(paths)
     require_one_job(jobs, paths, "a TensorBoard folder")

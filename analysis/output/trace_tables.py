@@ -76,10 +76,7 @@ LISTS: Mapping[str, tuple[tuple[str, ...], Callable[[Job], Table]]] = {
     "steps": ((*STEP_FIELDS, *WAIT_FIELDS), _steps),
     "collectives": (COLLECTIVE_FIELDS, lambda job: job.tables.collectives),
     "dp_phases": (dp_phases.COLUMNS, _phases_of),
-    "waits": (
-        (*PAIR_COLUMNS, *EXPOSED_WAIT),
-        lambda job: job.every_wait,
-    ),
+    "waits": ((*PAIR_COLUMNS, *EXPOSED_WAIT), lambda job: job.every_wait),
 }
 """What JSON has of each job, of a run's cells and of traces: by name, the fields of the rows of a
 table.
@@ -104,13 +101,7 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     kinds = grouped(((message.code, message.next_step), message) for message in in_order)
     shown = []
     for alike in kinds.values():
-        about = grouped(
-            (
-                same.observation,
-                same.about,
-            )
-            for same in alike
-        )
+        about = grouped((same.observation, same.about) for same in alike)
         messages = [
             f"{listed(names, _NAMED)}: {observation}" if names[0] else observation
             for observation, names in about.items()
@@ -340,12 +331,7 @@ def _collective_table(analysis: Job, by_group: bool = True) -> TextTable:
         *(Field(name.removesuffix("_gb_per_s"), name, Unit("GB/s", 1.0, 3)) for name in _RATES),
     )
     of_profiler = analysis.foreign_format is None
-    notes = list(
-        _collective_notes(
-            collectives,
-            of_profiler,
-        )
-    )
+    notes = list(_collective_notes(collectives, of_profiler))
     if len(outside := every.take(~in_steps & in_steps.any())):
         kinds = Counter(kind or "unknown" for kind in outside.words("kind").tolist())
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
@@ -419,11 +405,7 @@ def fold_ranks(analysis: Job, places: Table) -> Folded:
     """
     means = rank_means(analysis)
     folds = {by: fold(analysis, means, places, by) for by in FOLDS}
-    return Folded(
-        places,
-        spreads(means),
-        {by: table for by, table in folds.items() if len(table)},
-    )
+    return Folded(places, spreads(means), {by: table for by, table in folds.items() if len(table)})
 
 
 def spread_tables(found: Folded) -> list[TextTable]:

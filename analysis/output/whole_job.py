@@ -36,11 +36,7 @@ from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.shown_text import write_out
 
 _STOPPED = TraceCode.COLLECTIVE_NOT_BEGUN.code
-_MEASURES = (
-    "Transfer and wait",
-    "algbw and busbw",
-    "NA",
-)
+_MEASURES = ("Transfer and wait", "algbw and busbw", "NA")
 _FIRST_ROWS = 5  # of the first table on the first screen
 _CSV_COLUMNS = ("rank", "host", "from_s", "to_s", "wait_us", "caused_us")
 
@@ -220,8 +216,4 @@ def _without_hosts(job: RecordedJob) -> RecordedJob:
         msgspec.structs.replace(finding, message=numbers.text(finding.message))
         for finding in job.findings
     ]
-    return replace(
-        job,
-        places=tuple(places),
-        findings=tuple(findings),
-    )
+    return replace(job, places=tuple(places), findings=tuple(findings))

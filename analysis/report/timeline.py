@@ -77,8 +77,7 @@ class TimelineView:
 def timeline_views(run: RunData) -> tuple[TimelineView, ...]:
     """A view for each cell with a timeline, in as much detail as the page has room for."""
     devices = max(
-        1,
-        sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS]),
+        1, sum(len(one.devices) for data in run.measured for _, one in data.timelines[:MOST_RANKS])
     )
     views = (
         timeline_view(data, MOST_SPANS // (3 * devices), MOST_DRAWN_NAMES // devices)

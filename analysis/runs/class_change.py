@@ -117,11 +117,7 @@ def class_changes(
             side.of_rank(critical_rank).per_step("time_us", count) for side in (before, after)
         )
         critical_us = later - earlier
-    probabilities = _probabilities(
-        before,
-        after,
-        count,
-    )
+    probabilities = _probabilities(before, after, count)
     changes = []
     for code, (operator, kernel) in enumerate(classes.names):
         earlier_class, later_class = first.of_class(code), second.of_class(code)
@@ -225,11 +221,7 @@ def _numbered(before: Table, after: Table) -> _Numbered:
     both = joined([before, after])
     is_after = np.arange(len(both)) >= len(before)
     classes = both.group(*CLASS)
-    code = _with_renamed(
-        both,
-        classes.code,
-        is_after,
-    )
+    code = _with_renamed(both, classes.code, is_after)
     renamed = np.zeros(len(classes), dtype=bool)
     renamed[code[code != classes.code]] = True
     first = both.take(classes.first).records(("operator", "kernel"))
@@ -259,11 +251,7 @@ def _with_renamed(both: Table, code: IntColumn, is_after: BoolColumn) -> IntColu
 def _on_both_sides(code: IntColumn, is_after: BoolColumn) -> BoolColumn:
     """Which groups have rows of both runs."""
     rows = np.bincount(code)
-    later = np.bincount(
-        code,
-        is_after,
-        len(rows),
-    )
+    later = np.bincount(code, is_after, len(rows))
     return np.asarray((later > 0) & (later < rows))
 
 

@@ -94,10 +94,7 @@ def _most(truths: Iterable[bool]) -> bool:
 
 
 def _not_comparable(
-    rank: int,
-    counters: Sequence[DdpCounters],
-    compared: "Sequence[_Compared]",
-    unclear: bool,
+    rank: int, counters: Sequence[DdpCounters], compared: "Sequence[_Compared]", unclear: bool
 ) -> str | None:
     if not compared:
         times = f"DDP reduced another number of times in a step than the {counters[0].iterations} that it counted"
@@ -221,8 +218,7 @@ def counter_findings(
     ]
     if cell.traits.reducer and cell.devices > 1 and len(checks) < len(counting):
         yield _not_compared(
-            cell,
-            f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none",
+            cell, f"{len(counting) - len(checks)} of {counted(len(counting), 'rank')} saved none"
         )
 
 

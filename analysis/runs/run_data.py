@@ -30,13 +30,7 @@ from dpscope.analysis.runs.traffic_check import (
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
-from dpscope.analysis.traces.ranks.job import (
-    CounterCheck,
-    Job,
-    as_repeats,
-    planned_job,
-    together,
-)
+from dpscope.analysis.traces.ranks.job import CounterCheck, Job, as_repeats, planned_job, together
 from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.readers import why_no_events
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
@@ -270,8 +264,7 @@ def _with_traces(job: Job, number: int, done: RepeatFolder) -> Job:
 def _findings_over_repeats(job: Job) -> Iterator[Finding]:
     cell, ranks = job.cell, [rank for _, rank in job.ranks]
     yield from input_findings(
-        cell,
-        [rank for number, rank in job.ranks if number == job.ranks[0][0]],
+        cell, [rank for number, rank in job.ranks if number == job.ranks[0][0]]
     )
     yield from batch_finding(job)
     yield from counter_findings(cell, ranks, job.counter_checks)
@@ -442,6 +435,5 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
     if max(counts.values()) == 1 and not fewer:
         unknown = "the spread between repeats is unknown, so no comparison has an interval"
         yield RunCode.FEW_SAMPLES.finding(
-            f"one repeat of each cell: {unknown}",
-            "measure with --repeats 2 or more",
+            f"one repeat of each cell: {unknown}", "measure with --repeats 2 or more"
         )

@@ -77,11 +77,7 @@ class _Side:
     @classmethod
     def of(cls, run: RunData, job: Job) -> "_Side":
         every = job.critical_windows
-        return cls(
-            run,
-            job,
-            every.take(every.known("step_us")) if len(every) else every,
-        )
+        return cls(run, job, every.take(every.known("step_us")) if len(every) else every)
 
     def of_ranks(self, ranks: IntColumn) -> "_Side":
         return replace(self, windows=self.windows.take(np.isin(self.windows["rank"], ranks)))
@@ -99,11 +95,7 @@ class _Side:
         for repeat, of_repeat in self.run.trace_files(self.job).items():
             repeats += [repeat] * len(of_repeat)
             files += of_repeat
-        tables = over_cores(
-            kernels_in,
-            files,
-            files,
-        )
+        tables = over_cores(kernels_in, files, files)
         numbered = [
             table.assign(repeat=repeat) for repeat, table in zip(repeats, tables, strict=True)
         ]
@@ -122,13 +114,7 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
     before, after = before.of_ranks(ranks), after.of_ranks(ranks)
     earlier, later = before.ledger, after.ledger
     known = before.job.communication_known and after.job.communication_known
-    parts = tuple(
-        _parts(
-            earlier,
-            later,
-            known,
-        )
-    )
+    parts = tuple(_parts(earlier, later, known))
     critical = _critical_rank(after.windows)
     classes: list[ClassChange] = []
     no_classes = ""

@@ -67,11 +67,7 @@ class Estimate:
 
     def record(self, name: str) -> dict[str, float | None]:
         """The value under this name, and the ends of its interval."""
-        return {
-            name: self.value,
-            f"{name}_low": self.low,
-            f"{name}_high": self.high,
-        }
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def inverse(self) -> "Estimate":
         """One over it, as of a ratio taken the other way round."""

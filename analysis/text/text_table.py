@@ -157,18 +157,8 @@ def estimate_fields(
     """
     return [
         Field(name.rpartition(".")[2], f"{name}.value", unit, meaning),
-        Field(
-            "low",
-            f"{name}.low",
-            ends or unit,
-            "Lower end of the 95% interval",
-        ),
-        Field(
-            "high",
-            f"{name}.high",
-            ends or unit,
-            "Upper end of the 95% interval",
-        ),
+        Field("low", f"{name}.low", ends or unit, "Lower end of the 95% interval"),
+        Field("high", f"{name}.high", ends or unit, "Upper end of the 95% interval"),
     ]
 
 
@@ -215,9 +205,7 @@ def _shown(one: Field, rows: Sequence[object], column: Sequence[object], unit: U
 
 
 def _units(
-    fields: Sequence[Field],
-    columns: Sequence[Sequence[object]],
-    times: Sequence[float | None],
+    fields: Sequence[Field], columns: Sequence[Sequence[object]], times: Sequence[float | None]
 ) -> list[Unit]:
     """A unit for each column: of all columns of times the same."""
     known = [_numbers(column) for column in columns]

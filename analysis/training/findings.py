@@ -5,11 +5,7 @@ from collections.abc import Iterator
 from dpscope.analysis.stats.samples import Verdict
 from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
-from dpscope.analysis.training.seed_statistics import (
-    FEWEST_SEEDS,
-    CellDifference,
-    differences,
-)
+from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, differences
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 

@@ -221,20 +221,10 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("nodes", "prediction.nodes", meaning=_NODES),
         Field("batch", "prediction.batch_size", meaning="Batch per device"),
         *(Field(_option(name), partial(_word, name)) for name in varied),
-        Field(
-            "step",
-            "prediction.step_us",
-            _MS,
-            _STEP,
-        ),
+        Field("step", "prediction.step_us", _MS, _STEP),
         Field("90% band [ms]", "band", meaning=_BAND, column="band_ms"),
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
-        Field(
-            "efficiency",
-            "prediction.efficiency",
-            "share",
-            _EFFICIENCY,
-        ),
+        Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
     ]
     basis = (
         (clause, prediction.devices)

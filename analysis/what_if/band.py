@@ -71,11 +71,7 @@ def _in_logarithms(longer_us: Sequence[float], step_us: float) -> tuple[float, f
 
 
 def half_band(
-    base: Base,
-    setting: Setting,
-    parts: Sequence[Parts],
-    exposed_share: float,
-    times_largest: float,
+    base: Base, setting: Setting, parts: Sequence[Parts], exposed_share: float, times_largest: float
 ) -> tuple[float, float]:
     """Half the band below and above; `times_largest` is the requested count over the largest
     measured one.

@@ -18,11 +18,7 @@ from dpscope.analysis.text.units import beside
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.ranks.readers import (
-    Paths,
-    as_paths,
-    find_traces,
-)
+from dpscope.analysis.traces.ranks.readers import Paths, as_paths, find_traces
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.what_if.band import NINE_OF_TEN
@@ -158,11 +154,7 @@ def base_of_loaded(
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )
     base = _as_untraced(base)
-    of_base = replace(
-        costs,
-        place=base.place,
-        transfers=_traced(job),
-    )
+    of_base = replace(costs, place=base.place, transfers=_traced(job))
     return Question(base, of_base, run, data)
 
 
@@ -211,11 +203,7 @@ def base_of_traces(
         lacks=(*lacks, *assumed(contention, job)),
     )
     bounded = any(bucket.bounded for profile in base.profiles for bucket in profile.buckets)
-    costs = Costs(
-        place=base.place,
-        transfers=_traced(job),
-        transfers_bounded=bounded,
-    )
+    costs = Costs(place=base.place, transfers=_traced(job), transfers_bounded=bounded)
     return Question(base, costs, cut_short=tuple(analysis.cut_short))
 
 

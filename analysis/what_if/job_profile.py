@@ -57,10 +57,7 @@ def job_profile(
         held = list(read_attributed(path, limits))
         read += held
         holders += [path] * len(held)
-    found = find_jobs(
-        [trace_identity(rank) for rank in read],
-        holders,
-    )
+    found = find_jobs([trace_identity(rank) for rank in read], holders)
     require_one_job(found.jobs, paths, "a prediction")
     attributions = [read[index] for index in found.jobs[""]]
     tables = [_with_times(timed) for timed in attributions]

@@ -10,33 +10,12 @@ from statistics import fmean
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
-from dpscope.analysis.what_if.band import (
-    FARTHEST,
-    Parts,
-    half_band,
-    replay_parts,
-)
+from dpscope.analysis.what_if.band import FARTHEST, Parts, half_band, replay_parts
 from dpscope.analysis.what_if.inputs import inputs_of, place_of, setting_of
 from dpscope.analysis.what_if.lateness import on_time
-from dpscope.analysis.what_if.replay import (
-    AS_IT_WAS,
-    MOST_OFF,
-    Replay,
-    base_error,
-    silent,
-)
-from dpscope.analysis.what_if.scenario import (
-    AS_MEASURED,
-    Base,
-    Prediction,
-    Scenario,
-    Setting,
-)
-from dpscope.analysis.what_if.step_profile import (
-    HOOK_FACTORS,
-    StepProfile,
-    not_reproduced,
-)
+from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
+from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Prediction, Scenario, Setting
+from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
 from dpscope.profiling.records.finding import counted
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
@@ -184,9 +163,7 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     ranks = sorted({recorded.rank for recorded in base.every if recorded.rank is not None})
     shown = ", ".join(map(str, ranks)) or "none"
     if ranks and rank not in ranks:
-        raise Missing(
-            f"no rank {rank} was traced; ranks with traces: {shown}",
-        )
+        raise Missing(f"no rank {rank} was traced; ranks with traces: {shown}")
     if len(ranks) < 2:
         raise Missing(
             f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}"
@@ -204,11 +181,7 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
 
 
 def _replayed(
-    base: Base,
-    measured: StepProfile,
-    profile: StepProfile,
-    setting: Setting,
-    costs: Costs,
+    base: Base, measured: StepProfile, profile: StepProfile, setting: Setting, costs: Costs
 ) -> _Change:
     """The setting replayed on one profile, against the replay of the measured one; raises
     Missing.
@@ -231,11 +204,7 @@ def _replayed(
 
 
 def _joined(
-    base: Base,
-    setting: Setting,
-    costs: Costs,
-    unanswered: Prediction,
-    changes: Sequence[_Change],
+    base: Base, setting: Setting, costs: Costs, unanswered: Prediction, changes: Sequence[_Change]
 ) -> Prediction:
     """The mean over the profiles, with its band."""
     devices = unanswered.devices

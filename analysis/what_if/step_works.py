@@ -32,10 +32,7 @@ from dpscope.analysis.what_if.step_profile import (
 
 # ProcessGroupGloo::Options in torch, threads = 2 x network devices, of which torch takes one
 GLOO_WORKERS = 2
-_WAITS = (
-    "Synchronize",
-    "Memcpy",
-)  # names of calls in which the host may wait for the device
+_WAITS = ("Synchronize", "Memcpy")  # names of calls in which the host may wait for the device
 _SHORTEST_WAIT_US = 5.0
 _IN_ORDER_US = 1.5  # between two kernels of a stream that nothing holds up
 _ROUNDING_US = 1.0
@@ -51,10 +48,7 @@ class _Timeline(NamedTuple):
 
 
 def step_profile(
-    attribution: Attribution,
-    step: int,
-    rows: Table,
-    parameter_bytes: Sequence[int] = (),
+    attribution: Attribution, step: int, rows: Table, parameter_bytes: Sequence[int] = ()
 ) -> StepProfile:
     """The profile of one step (index into the trace's steps).
 
@@ -109,11 +103,7 @@ def _on_cpu(
         end_us = row["start_us"] + row["duration_us"] - began
         others.append(
             OtherCollective(
-                str(row["kind"]),
-                row["bytes"],
-                1,
-                max(0.0, end_us - goes_on_us),
-                blocks=True,
+                str(row["kind"]), row["bytes"], 1, max(0.0, end_us - goes_on_us), blocks=True
             )
         )
         goes_on_us = max(goes_on_us, end_us)
@@ -172,9 +162,7 @@ def _on_device(
     needs, held_us = _needs(kernels, reduced, before_us)
     other_ends_us = others["start_us"] + others["duration_us"]
     for place, end_us in zip(
-        kernels.before(others["launch_us"]).tolist(),
-        other_ends_us.tolist(),
-        strict=True,
+        kernels.before(others["launch_us"]).tolist(), other_ends_us.tolist(), strict=True
     ):
         if _holds_up(kernels, place, end_us):
             held_us[place] = max(held_us[place], end_us)
@@ -235,9 +223,7 @@ def _kernels(attribution: Attribution, step: int, began: float) -> _Kernels:
     end_us = np.maximum.accumulate(np.maximum(events.end_us[rows], began))
     before_us = np.concatenate(([began], end_us))[:-1]
     return _Kernels(
-        launch_us,
-        np.minimum(np.maximum(events.start_us[rows], before_us), end_us),
-        end_us,
+        launch_us, np.minimum(np.maximum(events.start_us[rows], before_us), end_us), end_us
     )
 
 
@@ -274,12 +260,7 @@ def _others(rows: Table, kernels: _Kernels, began: float) -> list[OtherCollectiv
         blocks = _holds_up(kernels, place, end_us)
         others.append(
             OtherCollective(
-                str(row["kind"]),
-                row["bytes"],
-                place,
-                row["duration_us"],
-                blocks,
-                gap_us,
+                str(row["kind"]), row["bytes"], place, row["duration_us"], blocks, gap_us
             )
         )
         before_us = end_us

@@ -16,14 +16,7 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.traces.steps.event_kind import collective_kind
-from dpscope.analysis.whole_job.records import (
-    UNKNOWN_NS,
-    Call,
-    Columns,
-    Group,
-    Process,
-    process_of,
-)
+from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, Columns, Group, Process, process_of
 from dpscope.profiling.store.errors import DpscopeError
 
 _RANK = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")
@@ -93,10 +86,7 @@ def read(file: Path, content: bytes) -> list[Process]:
     entries = {one.record_id: one for dump in dumps for one in dump.entries}
     if len(dumps) == 1 and len(entries) < len(first.entries):
         raise DpscopeError(f"{file}: two of its records have one number; write the dump again")
-    groups = _groups(
-        file,
-        {name: one for dump in dumps for name, one in dump.pg_config.items()},
-    )
+    groups = _groups(file, {name: one for dump in dumps for name, one in dump.pg_config.items()})
     rank = _rank(file, first, groups)
     ordered = [entries[number] for number in sorted(entries)]
     process = process_of(
@@ -163,12 +153,7 @@ def _groups(file: Path, configs: dict[str, _Config]) -> dict[str, Group]:
                 f"{file}: the ranks of group {name!r} are not listed; name the dumps"
             )
         named = config.desc or name or _DEFAULT
-        groups[name] = Group(
-            f"{config.desc} {ranks}",
-            named,
-            len(ranks),
-            ranks,
-        )
+        groups[name] = Group(f"{config.desc} {ranks}", named, len(ranks), ranks)
     return groups
 
 
@@ -220,8 +205,7 @@ def _columns(entries: list[_Entry], groups: dict[str, Group]) -> Columns:
         call=np.array(call, dtype=np.int32),
         number=np.array(number, dtype=np.int64),
         created_ns=np.array(
-            [entry.time_created_ns or UNKNOWN_NS for entry in entries],
-            dtype=np.int64,
+            [entry.time_created_ns or UNKNOWN_NS for entry in entries], dtype=np.int64
         ),
         duration_us=np.array(duration_us, dtype=np.float64),
         unfinished=np.array(

@@ -69,11 +69,7 @@ def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> Re
 
     A file that cannot be read is a finding if it is one of many, which were found in a folder.
     """
-    outcomes = over_cores(
-        partial(_read, max_bytes=max_bytes),
-        found.files,
-        found.files,
-    )
+    outcomes = over_cores(partial(_read, max_bytes=max_bytes), found.files, found.files)
     processes = [one for part in outcomes if isinstance(part, list) for one in part]
     unread = [part for part in outcomes if isinstance(part, str)]
     if not processes:
@@ -84,9 +80,7 @@ def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> Re
     kept = [ranked[rank] for rank in sorted(ranked)]
     groups = _groups(ranked)
     world = max(
-        len(ranked),
-        *(rank + 1 for rank in ranked),
-        *(group.size for group in groups.values()),
+        len(ranked), *(rank + 1 for rank in ranked), *(group.size for group in groups.values())
     )
     job = RecordedJob(
         processes=tuple(kept),
@@ -97,10 +91,7 @@ def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> Re
         world=world,
         clocks_stated=any(place.clock_ahead_ns for place in places.values()),
     )
-    return replace(
-        job,
-        findings=(*findings, *_findings(job)),
-    )
+    return replace(job, findings=(*findings, *_findings(job)))
 
 
 def _read(file: Path, max_bytes: int) -> list[Process] | str:
@@ -108,14 +99,7 @@ def _read(file: Path, max_bytes: int) -> list[Process] | str:
     try:
         content = _content(file, max_bytes)
         is_log = b'"coll_perf"' in content[:_PIECE_BYTES] or b'"p2p_perf"' in content[:_PIECE_BYTES]
-        return (
-            inspector.read(
-                file,
-                content,
-            )
-            if is_log
-            else dumps.read(file, content)
-        )
+        return inspector.read(file, content) if is_log else dumps.read(file, content)
     except DpscopeError as error:
         return str(error)
 
@@ -156,10 +140,7 @@ def _ranked(processes: Sequence[Process]) -> dict[int, Process]:
     for rank, alike in by_rank.items():
         assert rank is not None
         if len(alike) > 1:
-            names = listed(
-                [file.source for file in alike],
-                3,
-            )
+            names = listed([file.source for file in alike], 3)
             raise DpscopeError(
                 f"rank {rank} is recorded in {names}: several jobs, or several records of one; name the files of one"
             )
@@ -187,22 +168,13 @@ def _numbered(processes: Sequence[Process]) -> list[Process]:
         )
     shared = set.intersection(*(set(process.group_ranks) for process in processes))
     sizes = {group.key: group.size for process in processes for group in process.groups}
-    whole = sorted(
-        shared,
-        key=lambda key: (-sizes[key], key),
-    )
+    whole = sorted(shared, key=lambda key: (-sizes[key], key))
     if not whole:
         raise DpscopeError(
             f"{processes[0].source} and {len(processes) - 1} others share no communicator: several jobs, or logs of a part of "
             "one; name the logs of one job"
         )
-    return [
-        replace(
-            process,
-            rank=process.group_ranks[whole[0]],
-        )
-        for process in processes
-    ]
+    return [replace(process, rank=process.group_ranks[whole[0]]) for process in processes]
 
 
 def _groups(ranked: Mapping[int, Process]) -> dict[str, Group]:
@@ -211,14 +183,8 @@ def _groups(ranked: Mapping[int, Process]) -> dict[str, Group]:
     members: dict[str, list[int]] = {}
     for rank, process in sorted(ranked.items()):
         for group in (*process.groups, *(lane.group for lane in process.lanes)):
-            groups.setdefault(
-                group.key,
-                group,
-            )
-            members.setdefault(
-                group.key,
-                [],
-            ).append(rank)
+            groups.setdefault(group.key, group)
+            members.setdefault(group.key, []).append(rank)
     return {
         key: group if group.ranks else group._replace(ranks=tuple(dict.fromkeys(members[key])))
         for key, group in groups.items()
@@ -250,10 +216,7 @@ def read_hosts(path: Path) -> dict[int, Place]:
         raise DpscopeError(f"--hosts: {why}") from error
     places: dict[int, Place] = {}
     for number, line in enumerate(lines, start=1):
-        words = re.split(
-            r"[,\s]+",
-            line.partition("#")[0].strip(),
-        )
+        words = re.split(r"[,\s]+", line.partition("#")[0].strip())
         if words == [""] or words[0] == "rank":
             continue
         try:
@@ -264,10 +227,7 @@ def read_hosts(path: Path) -> dict[int, Place]:
             ) from error
         if rank in places:
             raise DpscopeError(f"--hosts {path}, line {number}: rank {rank} has a line already")
-        places[rank] = Place(
-            host,
-            round(ahead_s * 1e9),
-        )
+        places[rank] = Place(host, round(ahead_s * 1e9))
     if not places:
         raise DpscopeError(f"--hosts {path}: holds no line such as 8, node1")
     return places
@@ -275,13 +235,7 @@ def read_hosts(path: Path) -> dict[int, Place]:
 
 def _findings(job: RecordedJob) -> list[Finding]:
     """What is wrong with the records."""
-    of_ranks = list(
-        zip(
-            job.ranks,
-            job.processes,
-            strict=True,
-        )
-    )
+    of_ranks = list(zip(job.ranks, job.processes, strict=True))
     findings = []
     missing = sorted(set(range(job.world)) - set(job.ranks))
     if missing:
@@ -293,10 +247,7 @@ def _findings(job: RecordedJob) -> list[Finding]:
         )
     damaged = [rank for rank, one in of_ranks if one.damaged]
     if damaged:
-        lines = counted(
-            sum(process.damaged for process in job.processes),
-            "line",
-        )
+        lines = counted(sum(process.damaged for process in job.processes), "line")
         findings.append(
             TraceCode.EVENTS_DAMAGED.finding(
                 f"{lines} of the records of rank {as_ranges(damaged)} cannot be read"

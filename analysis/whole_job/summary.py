@@ -48,9 +48,7 @@ class Summary:
             *(_measured_facts(self.waiting) if waits else _created_facts(self.waiting)),
         ]
         return Verdict(
-            _setting(self),
-            limits=tuple(_limits(self)),
-            facts=(*facts, _next_fact(self)),
+            _setting(self), limits=tuple(_limits(self)), facts=(*facts, _next_fact(self))
         )
 
     @property
@@ -82,30 +80,17 @@ class Summary:
 
 def summarise(job: RecordedJob, link: LinkRate | None = None) -> Summary:
     """Match a job's records and find what had not completed."""
-    return Summary(
-        job,
-        waiting_of(job),
-        unfinished_of(job),
-        link,
-    )
+    return Summary(job, waiting_of(job), unfinished_of(job), link)
 
 
 def _setting(summary: Summary) -> str:
     job = summary.job
-    ranks = counted(
-        job.world,
-        "rank",
-    )
+    ranks = counted(job.world, "rank")
     if len(job.ranks) < job.world:
         ranks = f"{len(job.ranks)} of {ranks}"
     hosts = set(job.hosts) - {None}
     on_hosts = f" on {counted(len(hosts), 'host')}" if hosts else ""
-    records = sum(
-        map(
-            len,
-            job.processes,
-        )
-    )
+    records = sum(map(len, job.processes))
     first, last = summary.waiting.span_ns
     within = f" within {long_time((last - first) / 1e3)}" if last > first else ""
     return (
@@ -130,25 +115,13 @@ def _limits(summary: Summary) -> Iterator[Fact]:
     """What limits all that follows."""
     found, job = summary.waiting, summary.job
     if found.basis != "durations" and not summary.only_unfinished:
-        yield Fact(
-            "limits",
-            "NO TIMES",
-            ("no duration is recorded, so no wait and no transfer",),
-        )
+        yield Fact("limits", "NO TIMES", ("no duration is recorded, so no wait and no transfer",))
     if found.basis == "creation" and not job.one_clock and len(found.late):
         assumed = "creation times are compared as if all ranks shared one host's clock; state hosts with --hosts"
-        yield Fact(
-            "limits",
-            "CLOCKS",
-            (assumed,),
-        )
+        yield Fact("limits", "CLOCKS", (assumed,))
     if found.basis == "nothing" and not job.one_clock:
         several = "ranks run on several hosts, whose clocks are not stated: creation times are not compared"
-        yield Fact(
-            "limits",
-            "CLOCKS",
-            (several,),
-        )
+        yield Fact("limits", "CLOCKS", (several,))
     if missing := job.world - len(job.ranks):
         yield Fact(
             "limits", "INCOMPLETE", (f"no record of {counted(missing, 'rank')} of {job.world}",)
@@ -158,11 +131,7 @@ def _limits(summary: Summary) -> Iterator[Fact]:
         dropped = (
             f"{percent(share)} of the records are missing within the numbers that all ranks hold"
         )
-        yield Fact(
-            "limits",
-            "DROPPED",
-            (f"{dropped}: matched by number",),
-        )
+        yield Fact("limits", "DROPPED", (f"{dropped}: matched by number",))
 
 
 def _dropped_share(counts: Counts) -> float:
@@ -176,10 +145,7 @@ def _measured_facts(found: Waiting) -> Iterator[Fact]:
     total_us = float(found.duration_us.mean())
     wait_us = float(found.wait_us.sum()) / ranks
     transfer_us = float(found.transfer_us.mean())
-    other_us = max(
-        total_us - wait_us - transfer_us,
-        0.0,
-    )
+    other_us = max(total_us - wait_us - transfer_us, 0.0)
     span_us = (found.span_ns[1] - found.span_ns[0]) / 1e3
     of_span = f"{percent(total_us / span_us)} of the time" if total_us < span_us else "in sum"
     line = (
@@ -189,17 +155,9 @@ def _measured_facts(found: Waiting) -> Iterator[Fact]:
     if other_us > _FEW * total_us:
         line += f", {long_time(other_us)} not separated"
     basis = f"means over {counted(ranks, 'rank')} of sums over collectives; of those in flight together each counts"
-    yield Fact(
-        "cost",
-        "COST",
-        (line,),
-        basis,
-    )
+    yield Fact("cost", "COST", (line,), basis)
     if wait_us:
-        yield _late_fact(
-            found,
-            wait_us,
-        )
+        yield _late_fact(found, wait_us)
 
 
 def _late_fact(found: Waiting, wait_us: float) -> Fact:
@@ -215,17 +173,12 @@ def _late_fact(found: Waiting, wait_us: float) -> Fact:
     line = f"{_named(job, worst)} causes {percent(share[worst])} of the waiting"
     if others:
         line += f"; then {' and '.join(others)}"
-    each_us = found.saved_us[worst] / max(
-        len(job.ranks) - 1,
-        1,
-    )
+    each_us = found.saved_us[worst] / max(len(job.ranks) - 1, 1)
     typical_us = found.typical_lateness_us(worst)
     last = f"last in {int(found.last_count[worst]):,} of {counted(len(found.late), 'collective')}"
     if typical_us is not None:
         last += f", typically by {time(typical_us)}"
-    scale = Scale(
-        [each_us, float(found.lateness_us[worst])],
-    )
+    scale = Scale([each_us, float(found.lateness_us[worst])])
     without = (
         f"without its lateness the others wait {scale.time(each_us)} less each, and the job is at most "
         f"{scale.time(float(found.lateness_us[worst]))} shorter"
@@ -246,11 +199,7 @@ def _named(job: RecordedJob, place: int) -> str:
 
 def _created_facts(found: Waiting) -> Iterator[Fact]:
     """From creation times: who called last. This is no waiting: calls return at once on devices."""
-    yield Fact(
-        "cost",
-        "COST",
-        ("not measured: the records hold no durations",),
-    )
+    yield Fact("cost", "COST", ("not measured: the records hold no durations",))
     if found.basis != "creation" or not len(found.late):
         return
     worst = int(found.last_count.argmax())
@@ -264,12 +213,7 @@ def _created_facts(found: Waiting) -> Iterator[Fact]:
     ]
     if not mostly_last(count, of, len(found.job.ranks)):
         lines.append("no rank is always last: the ranks take turns")
-    yield Fact(
-        "late",
-        "LATE RANK",
-        tuple(lines),
-        "times at which hosts created the collectives",
-    )
+    yield Fact("late", "LATE RANK", tuple(lines), "times at which hosts created the collectives")
 
 
 def _stopped_fact(unfinished: Unfinished | None) -> Iterator[Fact]:
@@ -283,19 +227,11 @@ def _stopped_fact(unfinished: Unfinished | None) -> Iterator[Fact]:
             "late", label, (f"{pending}; all ranks had begun each of them: no rank is to be named",)
         )
         return
-    yield Fact(
-        "late",
-        label,
-        (pending, *_oldest_lines(oldest)),
-        "the calls that hosts created",
-    )
+    yield Fact("late", label, (pending, *_oldest_lines(oldest)), "the calls that hosts created")
 
 
 def _oldest_lines(oldest: NotBegun) -> tuple[str, ...]:
-    what = described(
-        oldest.call,
-        oldest.number,
-    )
+    what = described(oldest.call, oldest.number)
     if not oldest.stopped:
         return (
             f"oldest that a member never began: {what}",
@@ -313,14 +249,7 @@ def described(call: Call, number: int) -> str:
     """A collective in words."""
     size = "" if call.bytes is None else f", {show_bytes(call.bytes)}"
     group = call.group
-    members = (
-        _ranks(group.ranks)
-        if group.ranks
-        else counted(
-            group.size,
-            "rank",
-        )
-    )
+    members = _ranks(group.ranks) if group.ranks else counted(group.size, "rank")
     return f"{call.kind or call.name} {number} of {group.name} ({members}{size})"
 
 
@@ -345,11 +274,7 @@ def _next_fact(summary: Summary) -> Fact:
         action = "No rank is always late: look at input lengths, the loader and other processes. A faster link gains little"
     else:
         action = "Compare busbw with the link: --link 25GB/s, or dpscope calibrate"
-    return Fact(
-        "next",
-        "NEXT",
-        (action,),
-    )
+    return Fact("next", "NEXT", (action,))
 
 
 def _findings(summary: Summary) -> Iterator[Finding]:
@@ -373,10 +298,7 @@ def _findings(summary: Summary) -> Iterator[Finding]:
     named = [f"{count:,} {why}" for why, count in reasons.items() if count > _FEW * counts.records]
     # what had not completed has no counterpart to be compared with
     if named and found.basis != "nothing" and not summary.only_unfinished:
-        records = counted(
-            counts.records,
-            "record",
-        )
+        records = counted(counts.records, "record")
         others = sum(map(len, summary.job.processes)) - counts.records
         left_out = (
             f" (and {others:,} of transfers between two ranks, which have none)" if others else ""

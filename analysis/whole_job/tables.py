@@ -73,19 +73,12 @@ def kind_rows(summary: Summary) -> list[KindRow]:
                 transfer_us=transfer_us,
                 wait_us=found.row_wait_us[place] / count if count and timed else None,
                 algbw_gb_per_s=_rate(row, transfer_us, 1.0),
-                busbw_gb_per_s=_rate(
-                    row,
-                    transfer_us,
-                    bus_factor(row.kind, row.size),
-                ),
+                busbw_gb_per_s=_rate(row, transfer_us, bus_factor(row.kind, row.size)),
                 ring_share=_ring_share(summary, row, transfer_us),
                 total_us=float(duration_us),
             )
         )
-    return sorted(
-        rows,
-        key=lambda summed: (-summed.total_us, -summed.records),
-    )
+    return sorted(rows, key=lambda summed: (-summed.total_us, -summed.records))
 
 
 def _rate(row: Row, transfer_us: float | None, factor: float | None) -> float | None:
@@ -97,12 +90,7 @@ def _rate(row: Row, transfer_us: float | None, factor: float | None) -> float | 
 def _ring_share(summary: Summary, row: Row, transfer_us: float | None) -> float | None:
     if summary.link is None or row.bytes is None or not transfer_us:
         return None
-    bound_us = ring_us(
-        row.kind,
-        row.bytes,
-        row.size,
-        summary.link.gb_per_s,
-    )
+    bound_us = ring_us(row.kind, row.bytes, row.size, summary.link.gb_per_s)
     return None if bound_us is None else bound_us / transfer_us
 
 
@@ -167,10 +155,7 @@ def host_rows(summary: Summary) -> list[dict[str, object]]:
                 "caused_share": float(found.others[places].sum()) / total_us if total_us else None,
             }
         )
-    return sorted(
-        rows,
-        key=lambda row: -float(str(row["caused_us"])),
-    )
+    return sorted(rows, key=lambda row: -float(str(row["caused_us"])))
 
 
 def time_rows(summary: Summary) -> list[dict[str, object]]:
@@ -199,19 +184,10 @@ def time_rows(summary: Summary) -> list[dict[str, object]]:
 def place_rows(summary: Summary) -> list[dict[str, object]]:
     """Matched collectives of groups on one host and on several, where hosts are known."""
     found = summary.waiting
-    hosts = np.array(
-        [-1 if row.hosts is None else row.hosts for row in found.rows],
-        dtype=np.int64,
-    )
+    hosts = np.array([-1 if row.hosts is None else row.hosts for row in found.rows], dtype=np.int64)
     if found.basis != "durations" or not (hosts > 1).any():
         return []
-    bytes_moved = (
-        np.array(
-            [row.bytes or 0 for row in found.rows],
-            dtype=np.float64,
-        )
-        * found.count
-    )
+    bytes_moved = np.array([row.bytes or 0 for row in found.rows], dtype=np.float64) * found.count
     rows: list[dict[str, object]] = []
     for name, chosen in (("one host", hosts == 1), ("several hosts", hosts > 1)):
         count, transfer_us = float(found.count[chosen].sum()), found.row_transfer_us[chosen].sum()
@@ -300,16 +276,8 @@ _HOSTS = (
     Field("share", "caused_share", "share", "Of all waiting"),
 )
 _TIMES = (
-    Field(
-        "from [s]",
-        "from_s",
-        text=lambda row: f"{row['from_s']:.1f}",
-    ),
-    Field(
-        "to [s]",
-        "to_s",
-        text=lambda row: f"{row['to_s']:.1f}",
-    ),
+    Field("from [s]", "from_s", text=lambda row: f"{row['from_s']:.1f}"),
+    Field("to [s]", "to_s", text=lambda row: f"{row['to_s']:.1f}"),
     Field("waits", "wait_us", "time", "Mean over ranks, sum over collectives"),
     Field("late rank", "late_rank", meaning="The one that the others waited for most"),
     Field("its share", "late_share", "share", "Of the waiting in this time"),
@@ -347,37 +315,11 @@ class View:
 
 
 VIEWS = {
-    "unfinished": View(
-        "waiting",
-        "What ranks wait in",
-        _WAITING,
-        waiting_rows,
-    ),
-    "kind": View(
-        "bandwidth",
-        "Collectives by kind, group and size",
-        _KINDS,
-        kind_rows,
-    ),
-    "rank": View(
-        "waiting",
-        "Ranks over the whole time",
-        _RANKS,
-        rank_rows,
-        _SUM_NOTE,
-    ),
-    "host": View(
-        "waiting",
-        "Waiting by host",
-        _HOSTS,
-        host_rows,
-    ),
-    "place": View(
-        "bandwidth",
-        "Within a host and between hosts",
-        _PLACES,
-        place_rows,
-    ),
+    "unfinished": View("waiting", "What ranks wait in", _WAITING, waiting_rows),
+    "kind": View("bandwidth", "Collectives by kind, group and size", _KINDS, kind_rows),
+    "rank": View("waiting", "Ranks over the whole time", _RANKS, rank_rows, _SUM_NOTE),
+    "host": View("waiting", "Waiting by host", _HOSTS, host_rows),
+    "place": View("bandwidth", "Within a host and between hosts", _PLACES, place_rows),
     "time": View(
         "waiting",
         "Waiting over time",

@@ -107,11 +107,7 @@ class Waiting:
     @property
     def bin_edges_s(self) -> FloatColumn:
         """From the first record."""
-        return np.linspace(
-            0.0,
-            (self.span_ns[1] - self.span_ns[0]) / 1e9,
-            BINS + 1,
-        )
+        return np.linspace(0.0, (self.span_ns[1] - self.span_ns[0]) / 1e9, BINS + 1)
 
 
 class _Shapes:
@@ -151,23 +147,11 @@ class _Shapes:
 
 def _row(job: RecordedJob, call: Call, size_bytes: int | None) -> Row:
     ranks = job.members(call.group)
-    place = dict(
-        zip(
-            job.ranks,
-            job.hosts,
-            strict=True,
-        )
-    )
+    place = dict(zip(job.ranks, job.hosts, strict=True))
     hosts = {place.get(rank) for rank in ranks}
     count = None if None in hosts or len(ranks) < call.group.size else len(hosts)
     size = 2 if call.pair else call.group.size
-    return Row(
-        call.kind or call.name,
-        call.group.name,
-        size,
-        count,
-        size_bytes,
-    )
+    return Row(call.kind or call.name, call.group.name, size, count, size_bytes)
 
 
 def waiting_of(job: RecordedJob) -> Waiting:
@@ -242,30 +226,18 @@ def _lanes(job: RecordedJob) -> Iterator[_Members]:
     first: dict[tuple[object, ...], Lane] = {}
     attempts: dict[tuple[object, ...], dict[int, int]] = {}
     for place, process in enumerate(job.processes):
-        for lane, span in zip(
-            process.lanes,
-            process.spans,
-            strict=True,
-        ):
+        for lane, span in zip(process.lanes, process.spans, strict=True):
             if lane.pair or lane.group.size == 1:
                 continue
             key: tuple[object, ...] = (lane.group.key, *lane[1:])
             first.setdefault(key, lane)
             spans.setdefault(key, []).append((place, span))
             base = attempts.setdefault(key[:2], {})
-            base[place] = max(
-                base.get(place, 0),
-                lane.attempt,
-            )
+            base[place] = max(base.get(place, 0), lane.attempt)
     for name, members in spans.items():
         places, of_places = zip(*members, strict=True)
         same = len(set(attempts[name[:2]].values())) == 1
-        yield _Members(
-            first[name],
-            places,
-            of_places,
-            same,
-        )
+        yield _Members(first[name], places, of_places, same)
 
 
 def _lane_waits(
@@ -283,11 +255,7 @@ def _lane_waits(
         return
     numbers = [
         found.job.processes[place].number[start:end]
-        for place, (start, end) in zip(
-            members.places,
-            members.spans,
-            strict=True,
-        )
+        for place, (start, end) in zip(members.places, members.spans, strict=True)
     ]
     first = max(int(own[0]) for own in numbers)
     last = min(int(own[-1]) for own in numbers)
@@ -301,18 +269,9 @@ def _lane_waits(
     inside = sum(map(len, windows))
     counts.outside += records - inside
     counts.absent += len(every) * len(windows) - inside
-    width = max(
-        1,
-        _BLOCK // len(windows),
-    )
+    width = max(1, _BLOCK // len(windows))
     for start in range(0, len(every), width):
-        block = _block(
-            found,
-            shapes,
-            members,
-            numbers,
-            every[start : start + width],
-        )
+        block = _block(found, shapes, members, numbers, every[start : start + width])
         counts.matched += block.matched
         counts.unlike += block.unlike
         counts.dropped += block.records - block.matched - block.unlike
@@ -336,34 +295,12 @@ def _block(
     found: Waiting, shapes: _Shapes, members: _Members, numbers: list[IntColumn], every: IntColumn
 ) -> _Block:
     """The collectives of these numbers, as far as they are found on all ranks."""
-    duration_us = np.full(
-        (len(numbers), len(every)),
-        np.nan,
-    )
-    code = np.full(
-        (len(numbers), len(every)),
-        -1,
-        dtype=np.int32,
-    )
-    when_ns = np.zeros(
-        len(every),
-        dtype=np.int64,
-    )
-    for index, (place, (start, _)) in enumerate(
-        zip(
-            members.places,
-            members.spans,
-            strict=True,
-        )
-    ):
+    duration_us = np.full((len(numbers), len(every)), np.nan)
+    code = np.full((len(numbers), len(every)), -1, dtype=np.int32)
+    when_ns = np.zeros(len(every), dtype=np.int64)
+    for index, (place, (start, _)) in enumerate(zip(members.places, members.spans, strict=True)):
         process = found.job.processes[place]
-        at = np.minimum(
-            np.searchsorted(
-                numbers[index],
-                every,
-            ),
-            len(numbers[index]) - 1,
-        )
+        at = np.minimum(np.searchsorted(numbers[index], every), len(numbers[index]) - 1)
         held = numbers[index][at] == every
         rows = start + at[held]
         code[index, held] = shapes.of_process[place][process.call[rows]]
@@ -372,16 +309,8 @@ def _block(
             duration_us[index, held] = process.duration_us[rows]
         else:
             since_us = _creation_us(found, place, created_ns)
-            duration_us[index, held] = np.where(
-                process.unfinished[rows],
-                np.nan,
-                since_us,
-            )
-        when_ns[held] = np.where(
-            when_ns[held] == UNKNOWN_NS,
-            created_ns,
-            when_ns[held],
-        )
+            duration_us[index, held] = np.where(process.unfinished[rows], np.nan, since_us)
+        when_ns[held] = np.where(when_ns[held] == UNKNOWN_NS, created_ns, when_ns[held])
     if found.basis != "durations":
         # ahead of the last one, as the duration of a collective without a transfer would be
         duration_us = np.fmax.reduce(duration_us, axis=0) - duration_us
@@ -409,26 +338,14 @@ def _creation_us(found: Waiting, place: int, created_ns: IntColumn) -> FloatColu
     ahead_ns = 0 if where is None else where.clock_ahead_ns
     since = (created_ns - found.span_ns[0] - ahead_ns) / 1e3
     unknown = (created_ns == UNKNOWN_NS) | bool(found.job.processes[place].clock_jumps)
-    return np.where(
-        unknown,
-        np.nan,
-        since,
-    )
+    return np.where(unknown, np.nan, since)
 
 
 def _alike(shapes: _Shapes, code: CodeColumn, held: BoolColumn) -> BoolColumn:
     """Numbers under which all ranks recorded the same kind and size, timed in the same way."""
     signature = shapes.signature[code]
-    highest = np.where(
-        held,
-        signature,
-        -1,
-    )
-    lowest = np.where(
-        held,
-        signature,
-        len(shapes.signature),
-    )
+    highest = np.where(held, signature, -1)
+    lowest = np.where(held, signature, len(shapes.signature))
     return np.asarray(highest.max(axis=0) == lowest.min(axis=0))
 
 
@@ -437,19 +354,11 @@ def _add(
 ) -> tuple[IntColumn, FloatColumn, IntColumn]:
     """Add matched collectives to the sums."""
     places = np.array(members.places)
-    taken = np.where(
-        np.isnan(block.duration_us),
-        np.inf,
-        block.duration_us,
-    )
+    taken = np.where(np.isnan(block.duration_us), np.inf, block.duration_us)
     columns = np.arange(taken.shape[1])
     late = taken.argmin(axis=0)
     shortest = taken[late, columns]
-    wait_us = np.where(
-        np.isinf(taken),
-        0.0,
-        taken - shortest,
-    )
+    wait_us = np.where(np.isinf(taken), 0.0, taken - shortest)
     taken[late, columns] = np.inf
     lateness = taken.min(axis=0) - shortest
     caused_us = wait_us.sum(axis=0)
@@ -459,49 +368,19 @@ def _add(
     one_hot = np.zeros((len(columns), BINS))
     one_hot[columns, in_bin] = 1.0
     found.wait_us[places] += wait_us @ one_hot
-    np.add.at(
-        found.caused_us,
-        (late_place, in_bin),
-        caused_us,
-    )
+    np.add.at(found.caused_us, (late_place, in_bin), caused_us)
     found.transfer_us[places] += np.isfinite(block.duration_us) @ shortest
-    found.lateness_us += np.bincount(
-        late_place,
-        weights=lateness,
-        minlength=ranks,
-    )
+    found.lateness_us += np.bincount(late_place, weights=lateness, minlength=ranks)
     others = len(places) - 1
-    found.saved_us += others * np.bincount(
-        late_place,
-        weights=lateness,
-        minlength=ranks,
-    )
-    found.last_count += np.bincount(
-        late_place[lateness > 0],
-        minlength=ranks,
-    )
-    found.count += np.bincount(
-        block.row,
-        minlength=rows,
-    )
-    found.row_transfer_us += np.bincount(
-        block.row,
-        weights=shortest,
-        minlength=rows,
-    )
-    found.row_wait_us += np.bincount(
-        block.row,
-        weights=caused_us / len(places),
-        minlength=rows,
-    )
+    found.saved_us += others * np.bincount(late_place, weights=lateness, minlength=ranks)
+    found.last_count += np.bincount(late_place[lateness > 0], minlength=ranks)
+    found.count += np.bincount(block.row, minlength=rows)
+    found.row_transfer_us += np.bincount(block.row, weights=shortest, minlength=rows)
+    found.row_wait_us += np.bincount(block.row, weights=caused_us / len(places), minlength=rows)
     return late_place, lateness, block.row
 
 
 def _bins(found: Waiting, when_ns: IntColumn) -> IntColumn:
     first, last = found.span_ns
     share = (when_ns - first) / max(last - first, 1)
-    return np.clip(
-        (share * BINS).astype(np.int64),
-        0,
-        BINS - 1,
-    )
+    return np.clip((share * BINS).astype(np.int64), 0, BINS - 1)

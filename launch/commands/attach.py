@@ -9,14 +9,7 @@ import typer
 
 from dpscope.launch.attach.arguments import WINDOWS
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import (
-    Command,
-    Help,
-    Request,
-    argument,
-    open_console,
-    option,
-)
+from dpscope.launch.commands.command import Command, Help, Request, argument, open_console, option
 from dpscope.launch.commands.help_text import default_texts
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.shown_text import complain

@@ -16,11 +16,7 @@ def no_command(word: str, commands: Iterable[str]) -> DpscopeError:
     return DpscopeError(f"{word}: no such command; {see} dpscope -h")
 
 
-def mistake_of(
-    error: Any,
-    ctx: Any,
-    words: Sequence[str],
-) -> DpscopeError:
+def mistake_of(error: Any, ctx: Any, words: Sequence[str]) -> DpscopeError:
     """A UsageError of a command that was called with these words."""
     text = _refused(error, ctx, words)
     see = "; see"
@@ -29,11 +25,7 @@ def mistake_of(
     return DpscopeError(f"{text}{see} dpscope {ctx.info_name} -h")
 
 
-def _refused(
-    error: Any,
-    ctx: Any,
-    words: Sequence[str],
-) -> str:
+def _refused(error: Any, ctx: Any, words: Sequence[str]) -> str:
     # typer's errors are told apart by what they hold: its classes moved between its versions
     parameter = getattr(error, "param", None)
     if parameter is not None:
@@ -66,11 +58,7 @@ def _option_refused(option: str, ctx: Any) -> str:
     return text
 
 
-def _value_refused(
-    parameter: Any,
-    words: Sequence[str],
-    is_there: bool,
-) -> str:
+def _value_refused(parameter: Any, words: Sequence[str], is_there: bool) -> str:
     """The parameter with its value, and what it takes."""
     name = parameter.opts[0]
     if parameter.param_type_name == "argument":
@@ -95,10 +83,7 @@ def _takes(parameter: Any, word: str) -> str:
     return f"give a whole number of {least} or more"
 
 
-def _value_of(
-    names: Sequence[str],
-    words: Sequence[str],
-) -> str:
+def _value_of(names: Sequence[str], words: Sequence[str]) -> str:
     """The word that stands for an option's value: the last one, as for typer."""
     value = ""
     before = ""

@@ -60,11 +60,7 @@ are short instead.
 """
 
 
-def resolve(
-    config: RunConfig,
-    devices: Devices,
-    nodes: int = 1,
-) -> ResolvedConfig:
+def resolve(config: RunConfig, devices: Devices, nodes: int = 1) -> ResolvedConfig:
     """The configuration with every "choose for this machine" chosen; raises DpscopeError naming
     what cannot be.
 
@@ -105,10 +101,7 @@ def _check_precisions(precisions: Sequence[Amp], kind: DeviceType) -> None:
 
 
 def resolved_matrix(
-    matrix: Matrix,
-    devices: Devices,
-    nodes: int = 1,
-    default_batch_sizes: tuple[int, ...] = (),
+    matrix: Matrix, devices: Devices, nodes: int = 1, default_batch_sizes: tuple[int, ...] = ()
 ) -> ResolvedMatrix:
     """The matrix for this machine's devices, as `resolve` chooses it; raises DpscopeError.
 
@@ -235,11 +228,7 @@ def _check_device_count(count: int, devices: Devices) -> None:
         )
 
 
-def make_plan(
-    matrix: ResolvedMatrix,
-    samples: int,
-    kind: DeviceType,
-) -> tuple[PlannedCell, ...]:
+def make_plan(matrix: ResolvedMatrix, samples: int, kind: DeviceType) -> tuple[PlannedCell, ...]:
     """The cells of a matrix, small batches first, variants together; batches are per device,
     `samples` an epoch's.
 
@@ -277,10 +266,7 @@ def _order(cell: Cell) -> tuple[int, int, int, int]:
 
 
 def _nothing_to_measure(matrix: ResolvedMatrix, skipped: Sequence[str]) -> DpscopeError:
-    needs = [
-        *map(_needs, matrix.strategies),
-        "a step takes no more samples than the data set has",
-    ]
+    needs = [*map(_needs, matrix.strategies), "a step takes no more samples than the data set has"]
     reasons = "; ".join(dict.fromkeys(skipped or needs))
     strategies = ",".join(matrix.strategies)
     devices = ",".join((*map(str, matrix.devices), *matrix.layouts))
@@ -329,11 +315,7 @@ def threads_per_process(matrix: ResolvedMatrix) -> int:
     return max(1, usable_cores() // matrix.most_on_a_node)
 
 
-def plan_findings(
-    workload: Workload,
-    matrix: ResolvedMatrix,
-    kind: DeviceType,
-) -> list[Finding]:
+def plan_findings(workload: Workload, matrix: ResolvedMatrix, kind: DeviceType) -> list[Finding]:
     """Findings about what in this plan may mislead a reader."""
     findings = []
     largest, here = max(matrix.counts), matrix.most_on_a_node

@@ -85,11 +85,7 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
         usual: str = getattr(kind, "heading", "")
         heading = self.heading or usual
         return msgspec.structs.replace(
-            named,
-            text=read,
-            example=example,
-            heading=heading,
-            moved=heading != usual,
+            named, text=read, example=example, heading=heading, moved=heading != usual
         )
 
 

@@ -61,9 +61,7 @@ def _to_arrow(column: Column, kind: Kind) -> pa.Array:
 
 
 def _array(
-    values: npt.NDArray[Any],
-    kind: pa.DataType,
-    known: BoolColumn | None = None,
+    values: npt.NDArray[Any], kind: pa.DataType, known: BoolColumn | None = None
 ) -> pa.Array:
     """Of the same numbers, missing where they are not known."""
     bits = None
@@ -71,20 +69,14 @@ def _array(
         packed = np.packbits(known, bitorder="little")
         bits = pa.py_buffer(packed)
     content = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(
-        kind,
-        len(values),
-        [bits, content],
-    )
+    return pa.Array.from_buffers(kind, len(values), [bits, content])
 
 
 def texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     """Strings or bytes as an array of this kind."""
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return pa.Array.from_buffers(
-        kind,
-        len(values),
-        [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))],
+        kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
     )
 
 
@@ -109,12 +101,7 @@ def _from_arrow(values: pa.Array, kind: Kind) -> Column:
 def _numbers(values: pa.Array, missing: float) -> npt.NDArray[Any]:
     """The numbers of an array, with `missing` in place of missing ones."""
     _, content = values.buffers()
-    plain = pa.Array.from_buffers(
-        values.type,
-        len(values),
-        [None, content],
-        offset=values.offset,
-    )
+    plain = pa.Array.from_buffers(values.type, len(values), [None, content], offset=values.offset)
     numbers = np.from_dlpack(plain).copy()  # else the whole column that was read stays in memory
     if not values.null_count:
         return numbers

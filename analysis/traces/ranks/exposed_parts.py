@@ -87,8 +87,7 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     waits = parts.having("part", "wait").within(split_windows, STEP_KEYS)
     sums = waits.group("late_rank", "rank")
     waiting_pairs = Table.of(
-        late_rank=waits["late_rank"][sums.first],
-        waiting_rank=waits["rank"][sums.first],
+        late_rank=waits["late_rank"][sums.first], waiting_rank=waits["rank"][sums.first]
     )
     ranks = split_windows.group("rank")
     steps = Table.of(waiting_rank=split_windows["rank"][ranks.first])
@@ -172,10 +171,7 @@ def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatC
     code = places.group(*_KEYS).code
     starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
     ends = np.concatenate(
-        [
-            collectives["start_us"] + collectives["duration_us"],
-            stretches["end_us"],
-        ]
+        [collectives["start_us"] + collectives["duration_us"], stretches["end_us"]]
     )
     # Each place begins at 0 of a range of its own, all as wide as the longest.
     origin = np.full(int(code.max()) + 1, np.inf)

@@ -282,34 +282,13 @@ def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) ->
             reduced.gradients or (reduced.undetermined and ddp),
             _DDP + _SHARED * ("all_to_all" in kinds) + besides,
         ),
-        (
-            scattered.undetermined,
-            f"sharded or sequence-parallel: {_NO_SIZES}",
-        ),
-        (
-            reduced.activations,
-            _NO_GRADIENTS,
-        ),
-        (
-            reduced.undetermined,
-            f"DDP-like or tensor-parallel: {_NO_SIZES}",
-        ),
-        (
-            reduces and not reduced.seen,
-            _NOTHING_LAUNCHES,
-        ),
-        (
-            reduced.large_after or (reduced.after and not reduced.forward),
-            _AFTER_BACKWARD + besides,
-        ),
-        (
-            reduces,
-            _NOT_BY_BACKWARD + besides,
-        ),
-        (
-            True,
-            _NO_REDUCTION + _PIPELINE * bool(kinds & _MESSAGES) + besides,
-        ),
+        (scattered.undetermined, f"sharded or sequence-parallel: {_NO_SIZES}"),
+        (reduced.activations, _NO_GRADIENTS),
+        (reduced.undetermined, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
+        (reduces and not reduced.seen, _NOTHING_LAUNCHES),
+        (reduced.large_after or (reduced.after and not reduced.forward), _AFTER_BACKWARD + besides),
+        (reduces, _NOT_BY_BACKWARD + besides),
+        (True, _NO_REDUCTION + _PIPELINE * bool(kinds & _MESSAGES) + besides),
     )
     return next(name for applies, name in names if applies)
 

@@ -155,11 +155,7 @@ class RankTables:
         records = []
         for record in self.ranks:
             summary = replace(record.summary, read_on=read_on)
-            stored = msgspec.structs.replace(
-                record,
-                summary=summary,
-                origin=origin,
-            )
+            stored = msgspec.structs.replace(record, summary=summary, origin=origin)
             records.append(stored)
         return replace(self, ranks=records)
 
@@ -195,11 +191,7 @@ def of_rank(record: RankRecord, **tables: Table) -> RankTables:
         missing = [column for column in COLUMNS[name] if column not in given]
         whole[name] = given.assign(**dict.fromkeys(missing))
         lengths[name] = np.array([len(given)])
-    return RankTables(
-        ranks=[record],
-        tables=whole,
-        lengths=lengths,
-    )
+    return RankTables(ranks=[record], tables=whole, lengths=lengths)
 
 
 NO_RANKS = RankTables((), _NO_ROWS, {name: np.zeros(0, dtype=np.int64) for name in COLUMNS})

@@ -127,18 +127,8 @@ def reduce_traces(
     earlier = _earlier(place, unfinished, origins)
     known = {rank.origin for rank in earlier.ranks}
     missing = {file: origin for file, origin in origins.items() if origin not in known}
-    reading = _Reading(
-        missing,
-        unfinished,
-        parts=[earlier],
-        host=host if share is None else None,
-    )
-    answers = files_as_read(
-        list(missing),
-        limits,
-        jobs,
-        found.reader,
-    )
+    reading = _Reading(missing, unfinished, parts=[earlier], host=host if share is None else None)
+    answers = files_as_read(list(missing), limits, jobs, found.reader)
     with closing(answers):
         reading.take(answers, progress)
     whole = reading.so_far()

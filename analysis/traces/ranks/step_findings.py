@@ -64,11 +64,7 @@ def _device_means(steps: Table) -> Table:
 
 
 def _idle_finding(
-    which: str,
-    most: Mapping[str, Any],
-    data_wait_us: float | None,
-    about: str,
-    waits_for: str,
+    which: str, most: Mapping[str, Any], data_wait_us: float | None, about: str, waits_for: str
 ) -> Finding:
     """By what the device that idles most waits for, `waits_for` where no more is known: `most` are
     its means.
@@ -152,12 +148,7 @@ def far_longer_steps(steps: Table, name: str = "") -> Iterator[Finding]:
     texts = []
     for rows in long.group("repeat", "step").rows():
         of_step = long.take(rows)
-        texts.append(
-            _longer_step(
-                of_step,
-                usual.take(usual["repeat"] == of_step["repeat"][0]),
-            )
-        )
+        texts.append(_longer_step(of_step, usual.take(usual["repeat"] == of_step["repeat"][0])))
     left = len(usual.group("repeat", "step"))
     message = f"{listed(texts, _NAMED_STEPS)}; averages are of the other {counted(left, 'step')}"
     yield TraceCode.STEPS_FAR_LONGER.finding(message, about=name)
@@ -205,10 +196,7 @@ def step_times_apart(steps: Table) -> list[Finding]:
         return abs(float(np.log(medians[rank] / typical)))
 
     furthest = sorted(medians, key=distance, reverse=True)
-    named = listed(
-        [f"rank {rank} {show_time(medians[rank])}" for rank in furthest],
-        _NAMED_RANKS,
-    )
+    named = listed([f"rank {rank} {show_time(medians[rank])}" for rank in furthest], _NAMED_RANKS)
     return [
         TraceCode.STEP_TIMES_APART.finding(
             f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: {named}; no waiting and no cost is given"

@@ -33,17 +33,7 @@ _COMMUNICATOR = "NCCL communicator ID"
 _SIZE = "Message size [bytes]"
 _RANKS, _RANK, _PEER = "No. of ranks", "Rank", "Peer rank"
 # Types of entries by number: nvtx3/nvToolsExtPayload.h, NVTX_PAYLOAD_ENTRY_TYPE_*.
-_FORMATS = {
-    5: "<i",
-    6: "<I",
-    9: "<q",
-    10: "<Q",
-    15: "<i",
-    16: "<I",
-    17: "<q",
-    18: "<Q",
-    22: "<Q",
-}
+_FORMATS = {5: "<i", 6: "<I", 9: "<q", 10: "<Q", 15: "<i", 16: "<I", 17: "<q", 18: "<Q", 22: "<Q"}
 # An exported payload: domain, schema, size of the data, and where they begin.
 _HEADER = struct.Struct("<4Q")
 
@@ -75,11 +65,7 @@ def decoded(content: object, layouts: Layouts) -> Values:
     values: Values = {}
     for name, (offset, form) in layouts.get(schema, {}).items():
         if form and offset + struct.calcsize(form) <= len(data):
-            (values[name],) = struct.unpack_from(
-                form,
-                data,
-                offset,
-            )
+            (values[name],) = struct.unpack_from(form, data, offset)
     return values
 
 
@@ -173,13 +159,7 @@ def only_messages(
     ends = set()
     for call in calls:
         if call.name == _GROUP_END and call.row in args:
-            ends.add(
-                replace(
-                    args[call.row],
-                    input_bytes=None,
-                    output_bytes=None,
-                )
-            )
+            ends.add(replace(args[call.row], input_bytes=None, output_bytes=None))
     only = ends.pop() if len(ends) == 1 else None
     return only if only is not None and only.collective_name == ALL_TO_ALL else None
 
@@ -225,22 +205,8 @@ def _together(
     group, ranks = None, None
     if communicator is not None:
         group, ranks = f"{communicator:#018x}", sizes.get(communicator)
-    inputs = [
-        _bytes(
-            call,
-            ranks,
-        )
-        for call in calls
-        if call.name not in _OUTPUT_ALONE
-    ]
-    outputs = [
-        _bytes(
-            call,
-            ranks,
-        )
-        for call in calls
-        if call.name not in _INPUT_ALONE
-    ]
+    inputs = [_bytes(call, ranks) for call in calls if call.name not in _OUTPUT_ALONE]
+    outputs = [_bytes(call, ranks) for call in calls if call.name not in _INPUT_ALONE]
     return CommunicationArgs(
         collective_name=name,
         input_bytes=_sum(inputs),

@@ -67,10 +67,7 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
         with self._errors():
             self._connection = sqlite3.connect(uri, timeout=_LOCKED_S, uri=True)
             self._connection.execute("PRAGMA trusted_schema = OFF")
-        self._connection.text_factory = lambda text: text.decode(
-            "utf-8",
-            errors="replace",
-        )
+        self._connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
         try:
             self._check_schema()
         except DpscopeError:
@@ -107,11 +104,7 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
             yield rows
 
     def integers(
-        self,
-        table: str,
-        names: Sequence[str],
-        optional: Sequence[str] = (),
-        where: str = "true",
+        self, table: str, names: Sequence[str], optional: Sequence[str] = (), where: str = "true"
     ) -> Iterator[dict[str, IntColumn]]:
         """Columns of whole numbers, some rows at a time; NONE for a missing value. Nothing where
         the export has no such table.
@@ -174,10 +167,7 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
                 f"{self.path} is an SQLite database, but no export of Nsight Systems (it holds "
                 f"{listed(sorted(tables), 3) or 'no table'}); `{_EXPORT} REPORT.nsys-rep` makes one"
             )
-        version = self.pairs("META_DATA_EXPORT").get(
-            "EXPORT_SCHEMA_VERSION",
-            "",
-        )
+        version = self.pairs("META_DATA_EXPORT").get("EXPORT_SCHEMA_VERSION", "")
         major = version.partition(".")[0]
         if major.isdigit() and int(major) > _SCHEMA_MAJOR:
             raise DpscopeError(

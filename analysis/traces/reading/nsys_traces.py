@@ -115,10 +115,7 @@ class _Process:
         start = columns.pop("start")
         end = columns.pop("end")
         # of all names in the export those of this process
-        used, columns["name"] = np.unique(
-            columns["name"],
-            return_inverse=True,
-        )
+        used, columns["name"] = np.unique(columns["name"], return_inverse=True)
         for name in columns.keys() - {"category"}:
             columns[name] = columns[name].astype(np.int64)
         return EventTable(
@@ -214,11 +211,7 @@ class _ExportReader:
         named = self._database.query("SELECT id, value FROM StringIds WHERE value GLOB 'cu*'")
         idle = [str(number) for number, name in named if _IDLE_CALL.match(str(name))]
         where = f"nameId NOT IN ({', '.join(idle)})"
-        for rows in self._database.integers(
-            "CUPTI_ACTIVITY_KIND_RUNTIME",
-            _OF_CALL,
-            where=where,
-        ):
+        for rows in self._database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", _OF_CALL, where=where):
             thread = rows["globalTid"]
             columns = {
                 "start": rows["start"],
@@ -246,31 +239,15 @@ class _ExportReader:
         )
         layouts = read_layouts(self._database)
         for rows in self._database.chunks(statement):
-            numbers = self._database.array(
-                "NVTX_EVENTS",
-                [row[:3] for row in rows],
-            )
-            texts = [
-                _ADDED.split(
-                    str(row[3]),
-                    maxsplit=1,
-                )[0]
-                for row in rows
-            ]
-            name = np.array(
-                list(map(self.names.code, texts)),
-                dtype=np.int64,
-            )
+            numbers = self._database.array("NVTX_EVENTS", [row[:3] for row in rows])
+            texts = [_ADDED.split(str(row[3]), maxsplit=1)[0] for row in rows]
+            name = np.array(list(map(self.names.code, texts)), dtype=np.int64)
             start, end, thread = numbers.T
             operators = self.names.match(_OPERATOR, name)
             columns = {
                 "start": start,
                 "end": end,
-                "category": np.where(
-                    operators,
-                    Category.CPU_OP,
-                    Category.USER_ANNOTATION,
-                ),
+                "category": np.where(operators, Category.CPU_OP, Category.USER_ANNOTATION),
                 "name": name,
                 "thread": thread & _OWN_BITS,
             }
@@ -340,13 +317,7 @@ def export_traces(path: Path, limits: ReadLimits) -> Iterator[Trace]:
         process, own = processes[index], members[index]
         zero_ns = process.zero_ns()
         events = process.table(names)
-        events.communication.update(
-            communication_of(
-                process.calls,
-                sizes,
-                len(processes),
-            )
-        )
+        events.communication.update(communication_of(process.calls, sizes, len(processes)))
         messages = only_messages(events.communication, process.calls)
         if messages is not None:
             before = _messages_launched_before(events)
@@ -381,13 +352,7 @@ def _messages_launched_before(events: EventTable) -> list[int]:
     calls = events.correlation[events.is_category(Category.RUNTIME)]
     messages = events.is_category(Category.KERNEL)
     messages &= events.named(_MESSAGES.search)
-    rows: list[int] = np.flatnonzero(
-        messages
-        & ~np.isin(
-            events.correlation,
-            calls,
-        )
-    ).tolist()
+    rows: list[int] = np.flatnonzero(messages & ~np.isin(events.correlation, calls)).tolist()
     return rows
 
 
@@ -417,10 +382,7 @@ def _session(database: NsysDatabase) -> _Session:
         "nsys": exported.get("EXPORT_PRODUCT_VERSION"),
     }
     # Older exports count from the session's start; where it is not recorded, so is no clock.
-    utc_ns = database.values(
-        "TARGET_INFO_SESSION_START_TIME",
-        "utcEpochNs",
-    )
+    utc_ns = database.values("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
     start_ns = database.values("ANALYSIS_DETAILS", "startTime") or [0]
     return _Session(
         host=system.get("Hostname"),
@@ -440,13 +402,7 @@ def _members(path: Path, processes: Sequence[_Process]) -> tuple[list[Member], b
     if len({recorded_process.rank for recorded_process in recorded}) == len(processes):
         return recorded, False
     if len(processes) > 1:
-        return [
-            Member(
-                rank,
-                len(processes),
-            )
-            for rank in range(len(processes))
-        ], True
+        return [Member(rank, len(processes)) for rank in range(len(processes))], True
     rank = ordinal(rank_in_name(path))
     return [Member(NONE if rank is None else rank, 0)], False
 

@@ -45,12 +45,9 @@ def with_steps(trace: Trace, steps_by: str | None) -> Trace:
     name = _base(_name(events, chosen[0]))
     ranges = counted(len(chosen), "range")
     finding = TraceCode.STEPS_BY_RANGE.finding(
-        f"{trace.source}: its {ranges} {name!r} are the steps",
+        f"{trace.source}: its {ranges} {name!r} are the steps"
     )
-    return replace(
-        _marked(trace, chosen),
-        findings=(*trace.findings, finding),
-    )
+    return replace(_marked(trace, chosen), findings=(*trace.findings, finding))
 
 
 def _marked_by_profiler(events: EventTable) -> bool:
@@ -74,9 +71,7 @@ def _marked(trace: Trace, rows: IntColumn) -> Trace:
     name[rows] = len(events.names) + np.arange(len(rows))
     numbers = _step_numbers([_name(events, row) for row in rows])
     events = replace(
-        events,
-        name=name,
-        names=[*events.names, *(f"{_STEP}{number}" for number in numbers)],
+        events, name=name, names=[*events.names, *(f"{_STEP}{number}" for number in numbers)]
     )
     return replace(trace, events=events)
 
@@ -96,12 +91,7 @@ def _requested(trace: Trace, rows: IntColumn, steps_by: str) -> IntColumn:
     events = trace.events
     base = _base(steps_by)
     is_called = [_base(name) == base for name in events.names]
-    called = rows[
-        np.array(
-            is_called,
-            dtype=np.bool_,
-        )[events.name[rows]]
-    ]
+    called = rows[np.array(is_called, dtype=np.bool_)[events.name[rows]]]
     if not len(called):
         counts = Counter(_base(_name(events, row)) for row in rows)
         frequent = listed([name for name, _ in counts.most_common(_NAMED)])
@@ -109,15 +99,9 @@ def _requested(trace: Trace, rows: IntColumn, steps_by: str) -> IntColumn:
             f"--steps-by {steps_by}: {trace.source} holds no range of this name; the most frequent "
             f"are {frequent or 'none'}"
         )
-    threads, counts_of = np.unique(
-        events.thread[called],
-        return_counts=True,
-    )
+    threads, counts_of = np.unique(events.thread[called], return_counts=True)
     own_thread = threads[counts_of.argmax()]
-    return _outermost(
-        events,
-        called[events.thread[called] == own_thread],
-    )
+    return _outermost(events, called[events.thread[called] == own_thread])
 
 
 def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
@@ -144,18 +128,7 @@ def _repeating(events: EventTable, rows: IntColumn) -> IntColumn:
     for thread in np.unique(events.thread[rows]).tolist():
         of_thread = rows[events.thread[rows] == thread]
         top_level = _outermost(events, of_thread).tolist()
-        named = (
-            (
-                _base(
-                    _name(
-                        events,
-                        row,
-                    )
-                ),
-                row,
-            )
-            for row in top_level
-        )
+        named = ((_base(_name(events, row)), row) for row in top_level)
         for alike in grouped(named).values():
             if len(alike) < 2:
                 continue
@@ -167,11 +140,7 @@ def _repeating(events: EventTable, rows: IntColumn) -> IntColumn:
     return best
 
 
-def _share_inside(
-    events: EventTable,
-    rows: list[int],
-    launched_us: FloatColumn,
-) -> float:
+def _share_inside(events: EventTable, rows: list[int], launched_us: FloatColumn) -> float:
     """Of what is launched from the first to the last of these ranges."""
     begins = np.searchsorted(launched_us, events.start_us[rows])
     ends = np.searchsorted(launched_us, events.end_us[rows])

@@ -168,8 +168,7 @@ def _step_findings(attribution: Attribution) -> Iterator[Finding]:
     trace, steps, windows = attribution.trace, attribution.steps, attribution.windows
     if attribution.on_device and not steps.marked:
         yield TraceCode.NO_STEPS.finding(
-            "no steps are marked: the whole length is taken as one step",
-            about=str(trace.source),
+            "no steps are marked: the whole length is taken as one step", about=str(trace.source)
         )
     if not shows_no_device(attribution):
         what = "work of a device" if attribution.on_device else "event"
@@ -206,17 +205,11 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     own = attribution.rows(*(DEVICE_KINDS if on_device else (Kind.COLLECTIVE, Kind.HOST_RANGE)))
     outside = own & (attribution.step == NO_STEP)
     either = outside | attribution.by_time
-    own_us = float(
-        durations_us[either].sum(),
-    )
-    all_us = float(
-        durations_us[own].sum(),
-    )
+    own_us = float(durations_us[either].sum())
+    all_us = float(durations_us[own].sum())
     if not either.any() or (on_device and all_us > 0 and own_us / all_us <= _LEAST_SHARE):
         return
-    during = int(
-        attribution.by_time.sum(),
-    )
+    during = int(attribution.by_time.sum())
     counts = "not counted"
     if during:
         counts = f"{during:,} count in the step in which they ran"

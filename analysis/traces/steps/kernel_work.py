@@ -49,11 +49,7 @@ def _on_devices(attribution: Attribution) -> Iterator[_Timeline]:
     computes = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
     for device in np.unique(events.device[computes]).tolist():
         rows = np.flatnonzero(computes & (events.device == device))
-        pieces = Pieces(
-            events.start_us[rows],
-            events.end_us[rows],
-            rows,
-        )
+        pieces = Pieces(events.start_us[rows], events.end_us[rows], rows)
         yield device, rows, pieces
 
 
@@ -64,39 +60,19 @@ def _on_cpu(attribution: Attribution) -> _Timeline:
     rows = [np.empty(0, dtype=np.int64)]
     events = attribution.events
     for of_thread, computed in compute_by_thread(attribution):
-        order = np.lexsort(
-            (
-                -events.duration_us[of_thread],
-                events.start_us[of_thread],
-            )
-        )
+        order = np.lexsort((-events.duration_us[of_thread], events.start_us[of_thread]))
         own = of_thread[order]
         begin_us = events.start_us[own]
         end_us = events.end_us[own]
         edges = np.unique(np.concatenate([begin_us, end_us, computed.ravel()]))
         middles = _middles(edges)
-        innermost = innermost_at(
-            begin_us,
-            end_us,
-            middles,
-        )
-        computes = (
-            index_at(
-                computed[:, 0],
-                computed[:, 1],
-                middles,
-            )
-            >= 0
-        )
+        innermost = innermost_at(begin_us, end_us, middles)
+        computes = index_at(computed[:, 0], computed[:, 1], middles) >= 0
         kept = computes & (innermost >= 0)
         starts.append(edges[:-1][kept])
         ends.append(edges[1:][kept])
         rows.append(own[innermost[kept]])
-    pieces = Pieces(
-        np.concatenate(starts),
-        np.concatenate(ends),
-        np.concatenate(rows),
-    )
+    pieces = Pieces(np.concatenate(starts), np.concatenate(ends), np.concatenate(rows))
     return UNKNOWN, operators, pieces
 
 
@@ -138,16 +114,8 @@ def _class_of(attribution: Attribution, rows: IntColumn) -> dict[str, object]:
     kernels, place = np.unique(rows, return_inverse=True)
     operator = operators_of(attribution, kernels)
     has_operator = operator >= 0
-    sizes = np.where(
-        has_operator,
-        events.shape[operator],
-        -1,
-    )
-    operator = np.where(
-        has_operator,
-        operator,
-        kernels,
-    )
+    sizes = np.where(has_operator, events.shape[operator], -1)
+    operator = np.where(has_operator, operator, kernels)
     return {
         "operator": Words.coded(events.name[operator][place], events.names),
         "kernel": Words.coded(events.name[rows], events.names),
@@ -164,22 +132,9 @@ def _pieces_in_steps(
     known = np.flatnonzero(~np.isnan(windows.start_us))
     starts = windows.start_us[known]
     ends = windows.end_us[known]
-    edges = np.unique(
-        np.concatenate(
-            [
-                pieces.starts,
-                pieces.ends,
-                starts,
-                ends,
-            ]
-        )
-    )
+    edges = np.unique(np.concatenate([pieces.starts, pieces.ends, starts, ends]))
     middles = _middles(edges)
     row = pieces.row_at(middles)
-    window = index_at(
-        starts,
-        ends,
-        middles,
-    )
+    window = index_at(starts, ends, middles)
     inside = (row >= 0) & (window >= 0)
     return known[window[inside]], row[inside], np.diff(edges)[inside]
