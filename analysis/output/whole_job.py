@@ -28,7 +28,7 @@ from dpscope.analysis.text.text_table import TextTable, in_markdown, render, ren
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.traces.reading.chunks import ReadLimits
-from dpscope.analysis.whole_job.job import Place, RecordedJob, read_job
+from dpscope.analysis.whole_job.job import RecordedJob, read_job
 from dpscope.analysis.whole_job.summary import Summary, described, summarise
 from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of
 from dpscope.profiling.records.finding import counted
@@ -101,8 +101,6 @@ def records_json(summary: Summary) -> dict[str, Any]:
     rows = {f"by_{name}": view.rows(summary) for name, view in VIEWS.items()}
     rows["by_rank_and_time"] = rank_time_rows(summary)
     verdict = summary.verdict
-    first_ns, last_ns = found.span_ns
-    read = sum(map(len, job.processes))
     return {
         "setting": verdict.setting,
         "limits": [asdict(limit) for limit in verdict.limits],
@@ -111,23 +109,17 @@ def records_json(summary: Summary) -> dict[str, Any]:
         "ranks": list(job.ranks),
         "world_size": job.world,
         "basis": found.basis,
-        "span_s": (last_ns - first_ns) / 1e9,
+        "span_s": summary.span_us / 1e6,
         # those between two ranks have no counterpart on every rank
         "records": {
-            "read": read,
-            "point_to_point": read - found.counts.records,
+            "read": job.records,
+            "point_to_point": job.records - found.counts.records,
             **asdict(found.counts),
         },
         "unfinished": _unfinished(summary),
-        **{name: [_plain(row) for row in own] for name, own in rows.items()},
+        **rows,
         "findings": msgspec.to_builtins(list(summary.findings)),
     }
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    if isinstance(row, dict):
-        return row
-    return asdict(row)
 
 
 def _unfinished(summary: Summary) -> dict[str, Any] | None:
@@ -207,13 +199,9 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
 def _without_hosts(job: RecordedJob) -> RecordedJob:
     """Hosts by number, also in the names of files."""
     numbers = Anonymizer(dict.fromkeys(host for host in job.hosts if host is not None))
-    places: list[Place | None] = []
-    for place in job.places:
-        if place is not None:
-            place = replace(place, host=numbers.text(place.host))
-        places.append(place)
+    hosts = [None if host is None else numbers.text(host) for host in job.hosts]
     findings = [
         msgspec.structs.replace(finding, message=numbers.text(finding.message))
         for finding in job.findings
     ]
-    return replace(job, places=tuple(places), findings=tuple(findings))
+    return replace(job, hosts=tuple(hosts), findings=tuple(findings))

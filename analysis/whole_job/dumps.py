@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from dpscope.analysis.traces.steps.event_kind import collective_kind
-from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, Columns, Group, Process, process_of
+from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, Group, Process, Recording
 from dpscope.profiling.store.errors import DpscopeError
 
 _RANK = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")
-_PAIR = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
+_PAIR = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _MOST_BYTES_OF_RANKS = 1 << 20
 _DEFAULT = "default_pg"
 
@@ -82,24 +81,28 @@ def read(file: Path, content: bytes) -> list[Process]:
     DpscopeError.
     """
     dumps = _unpickled(file, content) if content[:1] == b"\x80" else _from_json(file, content)
-    first = dumps[0]
-    entries = {one.record_id: one for dump in dumps for one in dump.entries}
-    if len(dumps) == 1 and len(entries) < len(first.entries):
-        raise DpscopeError(f"{file}: two of its records have one number; write the dump again")
-    groups = _groups(file, {name: one for dump in dumps for name, one in dump.pg_config.items()})
-    rank = _rank(file, first, groups)
-    ordered = [entries[number] for number in sorted(entries)]
-    process = process_of(
-        _columns(ordered, groups),
+    configs: dict[str, _Config] = {}
+    entries: dict[int, _Entry] = {}
+    for dump in dumps:
+        configs |= dump.pg_config
+        entries |= {entry.record_id: entry for entry in dump.entries}
+    # those of one dump are all different, also where its version numbers none
+    records = (
+        [entries[number] for number in sorted(entries)] if len(dumps) > 1 else dumps[0].entries
+    )
+    groups = {name: _group(file, name, config) for name, config in configs.items()}
+    rank = _rank(file, dumps[0], groups)
+    recording = Recording()
+    for entry in records:
+        _add(recording, entry, groups)
+    process = recording.process(
         source=str(file),
         rank=rank,
-        host=first.host,
+        host=dumps[0].host,
         process_id=None,
         version=f"Flight Recorder {dumps[-1].version}",
         groups=tuple(groups.values()),
-        group_ranks={
-            group.key: group.ranks.index(rank) for group in groups.values() if rank in group.ranks
-        },
+        group_ranks={},
     )
     return [process]
 
@@ -143,18 +146,11 @@ def _unlike(file: Path, error: Exception) -> DpscopeError:
     return DpscopeError(f"{file}: is not like Flight Recorder's dumps ({error}); name the dumps")
 
 
-def _groups(file: Path, configs: dict[str, _Config]) -> dict[str, Group]:
-    """By the names that entries use."""
-    groups: dict[str, Group] = {}
-    for name, config in configs.items():
-        ranks = tuple(int(digits) for digits in re.findall(r"\d+", config.ranks))
-        if not ranks or len(config.ranks) > _MOST_BYTES_OF_RANKS:
-            raise DpscopeError(
-                f"{file}: the ranks of group {name!r} are not listed; name the dumps"
-            )
-        named = config.desc or name or _DEFAULT
-        groups[name] = Group(f"{config.desc} {ranks}", named, len(ranks), ranks)
-    return groups
+def _group(file: Path, name: str, config: _Config) -> Group:
+    ranks = tuple(int(digits) for digits in re.findall(r"\d+", config.ranks))
+    if not ranks or len(config.ranks) > _MOST_BYTES_OF_RANKS:
+        raise DpscopeError(f"{file}: the ranks of group {name!r} are not listed; name the dumps")
+    return Group(f"{config.desc} {ranks}", config.desc or name or _DEFAULT, len(ranks), ranks)
 
 
 def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
@@ -177,78 +173,71 @@ def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
     return rank
 
 
-def _columns(entries: list[_Entry], groups: dict[str, Group]) -> Columns:
-    calls: dict[tuple[object, ...], int] = {}
-    described: list[Call] = []
-    call: list[int] = []
-    number: list[int] = []
-    duration_us: list[float] = []
-    for entry in entries:
-        key = (
-            entry.process_group,
-            entry.profiling_name,
-            entry.is_p2p,
-            str(entry.input_sizes),
-            str(entry.output_sizes),
-            *entry.input_dtypes[:1],
-        )
-        place = calls.get(key)
-        if place is None:
-            place = calls[key] = len(described)
-            described.append(_call(entry, groups))
-        call.append(place)
-        number.append(entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id)
-        # JSON has 0 where a pickle has no value
-        duration_us.append(entry.duration_ms * 1e3 if entry.duration_ms else math.nan)
-    return Columns(
-        calls=described,
-        call=np.array(call, dtype=np.int32),
-        number=np.array(number, dtype=np.int64),
-        created_ns=np.array(
-            [entry.time_created_ns or UNKNOWN_NS for entry in entries], dtype=np.int64
-        ),
-        duration_us=np.array(duration_us, dtype=np.float64),
-        unfinished=np.array(
-            [not entry.retired and entry.state != "completed" for entry in entries], dtype=bool
-        ),
+def _add(recording: Recording, entry: _Entry, groups: dict[str, Group]) -> None:
+    key = (
+        entry.process_group,
+        entry.profiling_name,
+        entry.is_p2p,
+        str(entry.input_sizes),
+        str(entry.output_sizes),
+        *entry.input_dtypes[:1],
+    )
+    code = recording.codes.get(key)
+    if code is None:
+        code = recording.new_call(key, _call(entry, groups))
+    recording.add(
+        code,
+        number=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        created_ns=entry.time_created_ns or UNKNOWN_NS,
+        duration_us=None if entry.duration_ms is None else entry.duration_ms * 1e3,
+        unfinished=not entry.retired and entry.state != "completed",
     )
 
 
 def _call(entry: _Entry, groups: dict[str, Group]) -> Call:
-    name, description = entry.process_group
-    group = groups.get(name)
-    if group is None and description == _DEFAULT:
-        group = groups.get("")  # gloo's default group is configured without a name
-    if group is None:
-        group = Group(f"{description} {name}", description or name, 0)
-    pair = ""
-    if entry.is_p2p:
-        match = _PAIR.search(entry.profiling_name)
-        pair = entry.profiling_name
-        if match:
-            kind, own, _, other = match.groups()
-            pair = f"{own}->{other}" if kind == "send" else f"{other}->{own}"
+    # such as nccl:all_reduce, or nccl:send 0->1
+    clock, _, words = entry.profiling_name.partition(":")
     return Call(
-        group=group,
+        group=_group_of(entry, groups),
         kind=collective_kind(entry.profiling_name),
-        name=entry.profiling_name.partition(":")[2].partition(" ")[0] or entry.profiling_name,
+        name=words.partition(" ")[0] or clock,
         bytes=_bytes(entry),
-        pair=pair,
-        clock=entry.profiling_name.partition(":")[0],
+        pair=_pair(entry.profiling_name) if entry.is_p2p else "",
+        clock=clock,
     )
+
+
+def _group_of(entry: _Entry, groups: dict[str, Group]) -> Group:
+    name, description = entry.process_group
+    if name in groups:
+        return groups[name]
+    if description == _DEFAULT and "" in groups:
+        return groups[""]  # gloo's default group is configured without a name
+    return Group(f"{description} {name}", description or name, 0)
+
+
+def _pair(name: str) -> str:
+    """Sender and receiver, which are the same text on both."""
+    match = _PAIR.search(name)
+    if match is None:
+        return name
+    kind, own, other = match.groups()
+    return f"{own}->{other}" if kind == "send" else f"{other}->{own}"
 
 
 def _bytes(entry: _Entry) -> int | None:
     """Of the larger of the buffers; None for a type that is not known."""
-    sizes = []
-    for shapes, types in (
-        (entry.input_sizes, entry.input_dtypes),
-        (entry.output_sizes, entry.output_dtypes or entry.input_dtypes),
-    ):
-        if not shapes:
-            continue
-        element = _ELEMENT_BYTES.get(types[0]) if types else None
-        if element is None:
-            return None
-        sizes.append(element * sum(math.prod(shape) for shape in shapes))
-    return max(sizes, default=None)
+    inputs = _buffer_bytes(entry.input_sizes, entry.input_dtypes)
+    outputs = _buffer_bytes(entry.output_sizes, entry.output_dtypes or entry.input_dtypes)
+    if inputs is None or outputs is None:
+        return None
+    return max(inputs, outputs) or None
+
+
+def _buffer_bytes(shapes: list[list[int]], types: list[str]) -> int | None:
+    if not shapes:
+        return 0
+    element_bytes = _ELEMENT_BYTES.get(types[0]) if types else None
+    if element_bytes is None:
+        return None
+    return element_bytes * sum(math.prod(shape) for shape in shapes)

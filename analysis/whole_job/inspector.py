@@ -6,16 +6,14 @@ NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES is set.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from dpscope.analysis.traces.steps.event_kind import collective_kind
-from dpscope.analysis.whole_job.records import Call, Columns, Group, Process, process_of
-from dpscope.profiling.records.finding import grouped
+from dpscope.analysis.whole_job.records import Call, Group, Process, Recording
 from dpscope.profiling.store.errors import DpscopeError
 
 
@@ -72,39 +70,24 @@ class _Line(msgspec.Struct, gc=False):
     dump_stats: _Statistics | None = None
 
 
-_Origin = tuple[str | None, int | None, str]  # host, process and version of the format
-
 _DECODER = msgspec.json.Decoder(_Line)
-_BLOCK_BYTES = (
-    1 << 16
-)  # of lines: what they become stays in a core's cache, which is 3 times as fast
+# of lines: what they become stays in a core's cache, which is 3 times as fast
+_BLOCK_BYTES = 1 << 16
 
 
-class _Shared(NamedTuple):
-    """What many lines have in common."""
+class _Log(NamedTuple):
+    """The lines of one process."""
 
-    origin: _Origin
-    call: Call
-    group_rank: int
-
-
-@dataclass
-class _Columns:
-    """A value for each record; `shared` are indices of what many have in common."""
-
-    shared: list[int] = field(default_factory=list)
-    number: list[int] = field(default_factory=list)
-    time_us: list[float | None] = field(default_factory=list)
-    written_us: list[int] = field(default_factory=list)
+    metadata: _Metadata
+    recording: Recording
+    group_ranks: dict[Group, int]
 
 
 def read(file: Path, content: bytes) -> list[Process]:
     """The processes of a log, each with the time at which a line was written as that of its
     collective; raises DpscopeError where no line can be read.
     """
-    codes: dict[tuple[object, ...], int] = {}
-    shared: list[_Shared] = []
-    columns = _Columns()
+    logs: dict[tuple[str | None, int | None], _Log] = {}
     damaged = 0
     header: _Header | None = None
     metadata = _Metadata()
@@ -115,26 +98,30 @@ def read(file: Path, content: bytes) -> list[Process]:
             stated = line if line.dump_stats is None else line.dump_stats
             header = stated.header or header
             metadata = stated.metadata or metadata
-            one = line.coll_perf or line.p2p_perf
-            if one is None or header is None:
+            measured = line.coll_perf or line.p2p_perf
+            if measured is None or header is None:
                 continue
             process = (metadata.hostname, metadata.pid)
-            key = (process, header.id, one.name, one.size, one.clock, one.peer)
-            code = codes.get(key)
-            if code is None:
-                code = codes[key] = len(shared)
-                version = metadata.inspector_output_format_version
-                shared.append(_Shared((*process, version), _call(header, one), header.rank))
-            columns.shared.append(code)
-            columns.number.append(one.number)
-            columns.time_us.append(one.time_us)
-            columns.written_us.append(metadata.dump_timestamp_us)
-    if not shared:
+            log = logs.get(process)
+            if log is None:
+                log = logs[process] = _Log(metadata, Recording(), {})
+            _add(log, header, measured, metadata.dump_timestamp_us)
+    if not logs:
         raise DpscopeError(
             f"{file}: holds no collective of NCCL Inspector that can be read; name its logs"
         )
-    first, *others = _processes(file, shared, columns)
+    first, *others = [_process(file, log) for log in logs.values()]
     return [replace(first, damaged=damaged), *others]
+
+
+def _add(log: _Log, header: _Header, measured: _Collective, written_us: int) -> None:
+    key = (header.id, measured.name, measured.size, measured.clock, measured.peer)
+    code = log.recording.codes.get(key)
+    if code is None:
+        call = _call(header, measured)
+        code = log.recording.new_call(key, call)
+        log.group_ranks[call.group] = header.rank
+    log.recording.add(code, measured.number, written_us * 1000, measured.time_us)
 
 
 def _blocks(content: bytes) -> Iterator[bytes]:
@@ -164,52 +151,34 @@ def _sound_lines(block: bytes) -> Iterator[_Line]:
             continue
 
 
-def _processes(file: Path, shared: list[_Shared], columns: _Columns) -> Iterator[Process]:
-    """A process for each origin of lines."""
-    of_line = np.array(columns.shared, dtype=np.int32)
-    number = np.array(columns.number, dtype=np.int64)
-    created_ns = np.array(columns.written_us, dtype=np.int64) * 1000
-    duration_us = np.array(columns.time_us, dtype=np.float64)
-    duration_us[duration_us == 0] = np.nan
-    by_origin = grouped((one.origin, code) for code, one in enumerate(shared))
-    for (host, process_id, version), codes in by_origin.items():
-        call_of = np.full(len(shared), -1, dtype=np.int32)
-        call_of[codes] = np.arange(len(codes))
-        call = call_of[of_line]
-        own = call >= 0
-        calls = [shared[code].call for code in codes]
-        yield process_of(
-            Columns(
-                calls=calls,
-                call=call[own],
-                number=number[own],
-                created_ns=created_ns[own],
-                duration_us=duration_us[own],
-                unfinished=np.zeros(int(own.sum()), dtype=bool),
-                numbered_by_kind=True,
-            ),
-            source=str(file),
-            rank=None,
-            host=host,
-            process_id=process_id,
-            version=f"NCCL Inspector {version}".strip(),
-            groups=tuple(dict.fromkeys(logged.group for logged in calls)),
-            group_ranks={shared[code].call.group.key: shared[code].group_rank for code in codes},
-        )
+def _process(file: Path, log: _Log) -> Process:
+    version = log.metadata.inspector_output_format_version
+    return log.recording.process(
+        numbered_by_kind=True,
+        source=str(file),
+        rank=None,
+        host=log.metadata.hostname,
+        process_id=log.metadata.pid,
+        version=f"NCCL Inspector {version}".strip(),
+        groups=tuple(log.group_ranks),
+        group_ranks=log.group_ranks,
+    )
 
 
-def _call(header: _Header, call: _Collective) -> Call:
-    named = header.comm_name if header.comm_name not in ("", "unknown") else f"{header.id}"
+def _call(header: _Header, measured: _Collective) -> Call:
+    name = header.comm_name
+    if name in ("", "unknown"):
+        name = str(header.id)
     pair = ""
-    if call.peer is not None:
-        sends = call.name.lower().startswith("send")
-        ends = (header.rank, call.peer) if sends else (call.peer, header.rank)
-        pair = "{}->{}".format(*ends)
+    if measured.peer is not None:
+        sends = measured.name.lower().startswith("send")
+        sender, receiver = (header.rank, measured.peer) if sends else (measured.peer, header.rank)
+        pair = f"{sender}->{receiver}"
     return Call(
-        Group(str(header.id), named, header.n_ranks),
-        collective_kind(call.name),
-        call.name,
-        call.size,
-        pair,
-        call.clock,
+        group=Group(str(header.id), name, header.n_ranks),
+        kind=collective_kind(measured.name),
+        name=measured.name,
+        bytes=measured.size,
+        pair=pair,
+        clock=measured.clock,
     )

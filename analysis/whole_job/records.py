@@ -1,5 +1,4 @@
-"""What a process recorded of its collectives: columns sorted by lane and number, which every format
-is read into.
+"""What a process recorded of its collectives, which every format is read into.
 
 A lane is a sequence of calls that has the same numbers on all its processes: the collectives of a
 group, of the kind where each kind is numbered by itself, or the transfers between two ranks. Where a
@@ -7,10 +6,10 @@ process gives a number several times, as coalesced calls do, each repetition is 
 numbers start again, as after a restart, the rest is another attempt.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,19 @@ UNKNOWN_NS = 0  # of a time that was not recorded
 
 CodeColumn = npt.NDArray[np.int32]
 
+_Value = TypeVar("_Value")
 
-class Group(NamedTuple):
-    """A process group: `key` identifies it in all processes, `ranks` are its members, as far as
-    they are recorded.
+
+@dataclass(frozen=True)
+class Group:
+    """A process group. Groups of one `key` are the same in all processes; `ranks` are its members,
+    empty if they are not recorded.
     """
 
     key: str
-    name: str
-    size: int
-    ranks: tuple[int, ...] = ()
+    name: str = field(compare=False)
+    size: int = field(compare=False)
+    ranks: tuple[int, ...] = field(default=(), compare=False)
 
 
 class Call(NamedTuple):
@@ -54,18 +56,18 @@ class Lane(NamedTuple):
     group: Group
     name: str  # of the kind, where each is numbered by itself
     pair: str
-    place: int
+    repetition: int
     attempt: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Process:
-    """The records of one process, in the order of `lanes` and of their numbers.
+    """The records of one process in the order in which they were made.
 
-    `spans` are the first and the last row of each lane, `group_ranks` are the numbers by which its
-    groups know the process. `duration_us` is NaN and `created_ns` UNKNOWN_NS where not recorded.
-    `damaged` counts the records that could not be read, `clock_jumps` the times that are before
-    those of earlier calls.
+    `lanes` has the rows of each lane by ascending number, `group_ranks` the number by which each
+    group knows the process. `call` are indices of `calls`. `duration_us` is NaN and `created_ns`
+    UNKNOWN_NS where not recorded. `damaged` counts the records that could not be read,
+    `clock_jumps` the times that are before those of earlier calls.
     """
 
     source: str
@@ -74,10 +76,9 @@ class Process:
     process_id: int | None
     version: str
     groups: tuple[Group, ...]
-    group_ranks: dict[str, int]
+    group_ranks: Mapping[Group, int]
     calls: tuple[Call, ...]
-    lanes: tuple[Lane, ...]
-    spans: tuple[tuple[int, int], ...]
+    lanes: Mapping[Lane, IntColumn]
     call: CodeColumn
     number: IntColumn
     created_ns: IntColumn
@@ -89,84 +90,102 @@ class Process:
     def __len__(self) -> int:
         return len(self.number)
 
-
-@dataclass(frozen=True)
-class Columns:
-    """A process's records in the order in which they were made; `call` are indices of `calls`."""
-
-    calls: Sequence[Call]
-    call: CodeColumn
-    number: IntColumn
-    created_ns: IntColumn
-    duration_us: FloatColumn
-    unfinished: BoolColumn
-    numbered_by_kind: bool = False
+    @property
+    def times_ns(self) -> IntColumn:
+        """The times of creation that were recorded."""
+        known = self.created_ns != UNKNOWN_NS
+        return np.asarray(self.created_ns[known])
 
 
 _FAR_BEFORE_NS = 1_000_000  # threads record calls a little out of order
 
 
-def process_of(columns: Columns, **known: Any) -> Process:
-    """A process with these records, sorted, and what else is known of it."""
-    times = columns.created_ns[columns.created_ns != UNKNOWN_NS]
-    lanes, spans, order = _sorted_by_lane(columns)
-    return Process(
-        **known,
-        calls=tuple(columns.calls),
-        lanes=lanes,
-        spans=spans,
-        call=columns.call[order],
-        number=columns.number[order],
-        created_ns=columns.created_ns[order],
-        duration_us=columns.duration_us[order],
-        unfinished=columns.unfinished[order],
-        clock_jumps=int((np.diff(times) < -_FAR_BEFORE_NS).sum()),
+@dataclass
+class Recording:
+    """The records of a process while its file is read: a value for each record, and the calls by
+    what distinguishes them.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    codes: dict[tuple[object, ...], int] = field(default_factory=dict)
+    call: list[int] = field(default_factory=list)
+    number: list[int] = field(default_factory=list)
+    created_ns: list[int] = field(default_factory=list)
+    duration_us: list[float | None] = field(default_factory=list)
+    unfinished: list[bool] = field(default_factory=list)
+
+    def new_call(self, key: tuple[object, ...], call: Call) -> int:
+        """The code of a call that has none yet."""
+        self.codes[key] = len(self.calls)
+        self.calls.append(call)
+        return self.codes[key]
+
+    def add(
+        self,
+        code: int,
+        number: int,
+        created_ns: int,
+        duration_us: float | None,
+        unfinished: bool = False,
+    ) -> None:
+        self.call.append(code)
+        self.number.append(number)
+        self.created_ns.append(created_ns)
+        self.duration_us.append(duration_us)
+        self.unfinished.append(unfinished)
+
+    def process(self, numbered_by_kind: bool = False, **known: Any) -> Process:
+        """The process with these records, and what else is known of it."""
+        call = np.array(self.call, dtype=np.int32)
+        number = np.array(self.number, dtype=np.int64)
+        created_ns = np.array(self.created_ns, dtype=np.int64)
+        duration_us = np.array(self.duration_us, dtype=np.float64)
+        duration_us[duration_us == 0] = np.nan  # some versions write 0 for an unknown time
+        steps_ns = np.diff(created_ns[created_ns != UNKNOWN_NS])
+        return Process(
+            **known,
+            calls=tuple(self.calls),
+            lanes=dict(_lanes(self.calls, call, number, numbered_by_kind)),
+            call=call,
+            number=number,
+            created_ns=created_ns,
+            duration_us=duration_us,
+            unfinished=np.array(self.unfinished, dtype=bool),
+            clock_jumps=int((steps_ns < -_FAR_BEFORE_NS).sum()),
+        )
+
+
+def numbered(values: Iterable[_Value]) -> tuple[list[_Value], IntColumn]:
+    """The distinct values in the order of their first, and the index of each value among them."""
+    codes: dict[_Value, int] = {}
+    column = [codes.setdefault(value, len(codes)) for value in values]
+    return list(codes), np.array(column, dtype=np.int64)
+
+
+def _lanes(
+    calls: Iterable[Call], call: CodeColumn, number: IntColumn, numbered_by_kind: bool
+) -> Iterator[tuple[Lane, IntColumn]]:
+    """The rows of each lane by ascending number."""
+    sequences, sequence_of_call = numbered(
+        (call.group, call.name if numbered_by_kind else "", call.pair) for call in calls
     )
+    sequence = sequence_of_call[call]
+    by_sequence = np.argsort(sequence, kind="stable")
+    bounds = np.searchsorted(sequence[by_sequence], np.arange(len(sequences) + 1))
+    for (group, name, pair), (start, end) in zip(sequences, pairwise(bounds), strict=True):
+        rows = by_sequence[start:end]
+        for attempt, repetition, inside in _split(number[rows]):
+            yield Lane(group, name, pair, repetition, attempt), rows[inside]
 
 
-def _sorted_by_lane(
-    columns: Columns,
-) -> tuple[tuple[Lane, ...], tuple[tuple[int, int], ...], IntColumn]:
-    """The lanes of the calls, their spans, and the order of rows by lane and number."""
-    bases: dict[tuple[Group, str, str], int] = {}
-    base_of_call = [
-        bases.setdefault(_base(call, columns.numbered_by_kind), len(bases))
-        for call in columns.calls
-    ]
-    base = np.array(base_of_call, dtype=np.int64)[columns.call]
-    by_base = np.argsort(base, kind="stable")
-    firsts = np.searchsorted(base[by_base], np.arange(len(bases) + 1))
-    lanes: list[Lane] = []
-    spans: list[tuple[int, int]] = []
-    parts: list[IntColumn] = []
-    done = 0
-    for (group, name, pair), first, last in zip(bases, firsts[:-1], firsts[1:], strict=True):
-        rows = by_base[first:last]
-        for attempt, place, inside in _split(columns.number[rows]):
-            lanes.append(Lane(group, name, pair, place, attempt))
-            spans.append((done, done + len(inside)))
-            parts.append(rows[inside])
-            done += len(inside)
-    order = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    return tuple(lanes), tuple(spans), order
-
-
-def _base(call: Call, numbered_by_kind: bool) -> tuple[Group, str, str]:
-    return call.group, call.name if numbered_by_kind else "", call.pair
-
-
-def _split(number: IntColumn) -> list[tuple[int, int, IntColumn]]:
+def _split(number: IntColumn) -> Iterator[tuple[int, int, IntColumn]]:
     """Attempt, repetition and rows by ascending number of the calls of one sequence."""
-    if bool((np.diff(number) > 0).all()):
-        return [(0, 0, np.arange(len(number)))]
-    parts: list[tuple[int, int, IntColumn]] = []
     starts = [*_restarts(number), len(number)]
     for attempt, (start, end) in enumerate(pairwise(starts)):
         rows = start + np.argsort(number[start:end], kind="stable")
-        place = _repetition(number[rows])
-        for part_number in range(int(place.max(initial=0)) + 1):
-            parts.append((attempt, part_number, rows[place == part_number]))
-    return parts
+        repetitions = _repetitions(number[rows])
+        for repetition in range(int(repetitions.max()) + 1):
+            yield attempt, repetition, rows[repetitions == repetition]
 
 
 def _restarts(number: IntColumn) -> list[int]:
@@ -175,17 +194,15 @@ def _restarts(number: IntColumn) -> list[int]:
     while True:
         rest = number[starts[-1] :]
         _, first = np.unique(rest, return_index=True)
-        again = np.ones(len(rest), dtype=bool)
-        again[first] = False
-        behind = np.flatnonzero(again & (rest < np.maximum.accumulate(rest)))
+        given_before = np.ones(len(rest), dtype=bool)
+        given_before[first] = False
+        behind = np.flatnonzero(given_before & (rest < np.maximum.accumulate(rest)))
         if not len(behind):
             return starts
         starts.append(starts[-1] + int(behind[0]))
 
 
-def _repetition(ascending: IntColumn) -> IntColumn:
+def _repetitions(ascending: IntColumn) -> IntColumn:
     """How often each number was given before."""
-    rows = np.arange(len(ascending))
-    is_first = np.ones(len(ascending), dtype=bool)
-    is_first[1:] = ascending[1:] != ascending[:-1]
-    return np.asarray(rows - np.maximum.accumulate(np.where(is_first, rows, 0)))
+    _, first, group = np.unique(ascending, return_index=True, return_inverse=True)
+    return np.asarray(np.arange(len(ascending)) - first[group])

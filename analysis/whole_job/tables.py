@@ -2,226 +2,183 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, as_ranges
-from dpscope.analysis.whole_job.summary import Summary, late_ranks
+from dpscope.analysis.text.units import NA, as_ranges, plain
+from dpscope.analysis.whole_job.summary import Summary
 from dpscope.analysis.whole_job.waiting import BINS, Row
+from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.links import LinkRate
+
+TableRow = dict[str, Any]  # a value for each column, None where it is missing
 
 
-@dataclass(frozen=True)
-class KindRow:
-    """Collectives of one kind, group and size: means over matched collectives."""
-
-    kind: str
-    group: str
-    ranks: int
-    hosts: int | None
-    bytes: int | None
-    records: int
-    collectives: int | None
-    duration_us: float | None  # of all records, matched or not
-    transfer_us: float | None
-    wait_us: float | None
-    algbw_gb_per_s: float | None
-    busbw_gb_per_s: float | None
-    ring_share: float | None  # the ring formula's time over the transfer, at the stated link
-    total_us: float  # mean over ranks of the transfer and wait of all of them
-
-
-@dataclass(frozen=True)
-class RankRow:
-    """One rank, over the whole time."""
-
-    rank: int
-    host: str | None
-    records: int
-    communication_us: float | None
-    transfer_us: float | None
-    wait_us: float | None
-    caused_us: float | None  # that the other ranks waited for it, in sum
-    caused_share: float | None
-    last: int | None
-    lateness_us: float | None  # typical, where it was last
-    saved_us: float | None  # the others' waiting that its lateness alone causes
-    shorter_us: float | None  # the job, at most
-
-
-def kind_rows(summary: Summary) -> list[KindRow]:
-    """The longest in sum first."""
+def kind_rows(summary: Summary) -> list[TableRow]:
+    """Collectives by kind, group and size, the longest in sum first: means over the matched ones;
+    of the durations over all records.
+    """
     found = summary.waiting
-    timed = found.basis == "durations"
-    rows = []
-    for place, row in enumerate(found.rows):
-        count = int(found.count[place])
-        records = int(found.row_records[place])
-        transfer_us = found.row_transfer_us[place] / count if count and timed else None
-        duration_us = found.row_duration_us[place]
-        rows.append(
-            KindRow(
-                kind=row.kind,
-                group=row.group,
-                ranks=row.size,
-                hosts=row.hosts,
-                bytes=row.bytes,
-                records=records,
-                collectives=count if found.counts.matched else None,
-                duration_us=duration_us / records if duration_us else None,
-                transfer_us=transfer_us,
-                wait_us=found.row_wait_us[place] / count if count and timed else None,
-                algbw_gb_per_s=_rate(row, transfer_us, 1.0),
-                busbw_gb_per_s=_rate(row, transfer_us, bus_factor(row.kind, row.size)),
-                ring_share=_ring_share(summary, row, transfer_us),
-                total_us=float(duration_us),
-            )
-        )
-    return sorted(rows, key=lambda summed: (-summed.total_us, -summed.records))
+    matched, records = found.matched, found.records
+    rows = len(found.rows)
+    count = np.bincount(matched.row, minlength=rows)
+    transfer_us = np.bincount(matched.row, matched.transfer_us, minlength=rows)
+    wait_us = np.bincount(matched.row, matched.wait_us / matched.ranks, minlength=rows)
+    table = []
+    for place in np.lexsort((-records.count, -records.duration_us)):
+        row = found.rows[place]
+        matches = int(count[place])
+        timed = int(records.timed[place])
+        entry = {
+            "kind": row.kind,
+            "group": row.group,
+            "ranks": row.size,
+            "hosts": row.hosts,
+            "bytes": row.bytes,
+            "records": int(records.count[place]),
+            "collectives": matches if found.counts.matched else None,
+            "duration_us": records.duration_us[place] / timed if timed else None,
+            "transfer_us": None,
+            "wait_us": None,
+        }
+        if found.timed and matches:
+            entry["transfer_us"] = transfer_us[place] / matches
+            entry["wait_us"] = wait_us[place] / matches
+        table.append(entry | _speed(row, entry["transfer_us"], summary.link))
+    return table
 
 
-def _rate(row: Row, transfer_us: float | None, factor: float | None) -> float | None:
-    if row.bytes is None or not transfer_us or factor is None:
-        return None
-    return row.bytes * factor / transfer_us / 1e3
+def _speed(row: Row, transfer_us: float | None, link: LinkRate | None) -> TableRow:
+    """Bandwidths, and how near they are to the ring formula's."""
+    speed: TableRow = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s", "ring_share"))
+    if not transfer_us or row.bytes is None:
+        return speed
+    algbw = row.bytes / transfer_us / 1e3
+    speed["algbw_gb_per_s"] = algbw
+    factor = bus_factor(row.kind, row.size)
+    if factor is not None:
+        speed["busbw_gb_per_s"] = algbw * factor
+    bound_us = None if link is None else ring_us(row.kind, row.bytes, row.size, link.gb_per_s)
+    if bound_us is not None:
+        speed["ring_share"] = bound_us / transfer_us
+    return speed
 
 
-def _ring_share(summary: Summary, row: Row, transfer_us: float | None) -> float | None:
-    if summary.link is None or row.bytes is None or not transfer_us:
-        return None
-    bound_us = ring_us(row.kind, row.bytes, row.size, summary.link.gb_per_s)
-    return None if bound_us is None else bound_us / transfer_us
-
-
-def rank_rows(summary: Summary) -> list[RankRow]:
-    """The rank that the others waited for most first; none where nothing shows a difference."""
+def rank_rows(summary: Summary) -> list[TableRow]:
+    """Ranks over the whole time, the one that the others waited for most first; none where nothing
+    shows a difference. The times are None unless durations are known.
+    """
     found, job = summary.waiting, summary.job
-    timed = found.basis == "durations"
-    if not timed and not found.counts.matched:
+    if not found.timed and not found.counts.matched:
         return []
-    total_us = float(found.others.sum())
+    times = {
+        "communication_us": found.duration_us,
+        "transfer_us": found.transfer_us,
+        "wait_us": found.wait_us.sum(axis=1),
+        "caused_us": found.others,
+        "caused_share": found.caused_share,
+        "shorter_us": found.lateness_us,
+    }
+    key = found.others if found.timed else found.last_count
     rows = []
-    for place in late_ranks(found):
+    for place in np.argsort(-key, kind="stable"):
+        row: TableRow = {
+            "rank": job.ranks[place],
+            "host": job.hosts[place],
+            "records": len(job.processes[place]),
+            "last": int(found.last_count[place]),
+            "lateness_us": found.typical_lateness_us(place),
+        }
+        for name, column in times.items():
+            row[name] = plain(column[place]) if found.timed else None
+        rows.append(row)
+    return rows
+
+
+def waiting_rows(summary: Summary) -> list[TableRow]:
+    """Ranks that wait in the same collective, in that of the oldest first."""
+    if summary.unfinished is None:
+        return []
+    return [
+        {
+            "ranks": list(waiting.ranks),
+            "unfinished": waiting.records,
+            "oldest": f"{waiting.call.kind or waiting.call.name} {waiting.number}",
+            "group": waiting.call.group.name,
+            "group_ranks": list(waiting.call.group.ranks),
+        }
+        for waiting in summary.unfinished.waiting
+    ]
+
+
+def host_rows(summary: Summary) -> list[TableRow]:
+    """What the ranks of each host wait, on average, and what they cause; the most first."""
+    found = summary.waiting
+    by_host = grouped((host, place) for place, host in enumerate(summary.job.hosts))
+    by_host.pop(None, None)
+    if not found.timed or len(by_host) < 2:
+        return []
+    rows: list[TableRow] = [
+        {
+            "host": host,
+            "ranks": len(places),
+            "wait_us": float(found.wait_us[places].sum()) / len(places),
+            "caused_us": float(found.others[places].sum()),
+            "caused_share": plain(found.caused_share[places].sum()),
+        }
+        for host, places in sorted(by_host.items())
+    ]
+    return sorted(rows, key=lambda row: -row["caused_us"])
+
+
+def time_rows(summary: Summary) -> list[TableRow]:
+    """Equal parts of the time: the mean wait of a rank, and the rank that caused most of it."""
+    found = summary.waiting
+    if not (found.timed and summary.span_us):
+        return []
+    rows = []
+    for part, limits in enumerate(_parts(summary)):
+        caused_us = found.caused_us[:, part]
+        worst = int(caused_us.argmax())
+        late_rank = late_share = None
+        if caused_us[worst]:
+            late_rank = summary.job.ranks[worst]
+            late_share = float(caused_us[worst] / caused_us.sum())
+        wait_us = float(found.wait_us[:, part].mean())
         rows.append(
-            RankRow(
-                rank=job.ranks[place],
-                host=job.hosts[place],
-                records=len(job.processes[place]),
-                communication_us=float(found.duration_us[place]) if timed else None,
-                transfer_us=float(found.transfer_us[place]) if timed else None,
-                wait_us=float(found.wait_us[place].sum()) if timed else None,
-                caused_us=float(found.others[place]) if timed else None,
-                caused_share=float(found.others[place]) / total_us if timed and total_us else None,
-                last=int(found.last_count[place]),
-                lateness_us=found.typical_lateness_us(place),
-                saved_us=float(found.saved_us[place]) if timed else None,
-                shorter_us=float(found.lateness_us[place]) if timed else None,
-            )
+            {**limits, "wait_us": wait_us, "late_rank": late_rank, "late_share": late_share}
         )
     return rows
 
 
-def waiting_rows(summary: Summary) -> list[dict[str, object]]:
-    """Ranks that wait in the same collective, in that of the oldest first."""
-    waiting = () if summary.unfinished is None else summary.unfinished.waiting
-    return [
-        {
-            "ranks": list(one.ranks),
-            "unfinished": one.records,
-            "oldest": f"{one.call.kind or one.call.name} {one.number}",
-            "group": one.call.group.name,
-            "group_ranks": list(one.call.group.ranks),
-        }
-        for one in waiting
-    ]
-
-
-def host_rows(summary: Summary) -> list[dict[str, object]]:
-    """What the ranks of each host wait, on average, and what they cause."""
-    found, hosts = summary.waiting, summary.job.hosts
-    total_us = float(found.others.sum())
-    if found.basis != "durations" or len(set(hosts)) < 2:
-        return []
-    rows: list[dict[str, object]] = []
-    for host in sorted({name for name in hosts if name is not None}):
-        places = [place for place, one in enumerate(hosts) if one == host]
-        rows.append(
-            {
-                "host": host,
-                "ranks": len(places),
-                "wait_us": float(found.wait_us[places].sum()) / len(places),
-                "caused_us": float(found.others[places].sum()),
-                "caused_share": float(found.others[places].sum()) / total_us if total_us else None,
-            }
-        )
-    return sorted(rows, key=lambda row: -float(str(row["caused_us"])))
-
-
-def time_rows(summary: Summary) -> list[dict[str, object]]:
-    """Equal parts of the time: the mean wait of a rank, and the rank that caused most of it."""
+def rank_time_rows(summary: Summary) -> list[TableRow]:
+    """A row for each rank and part of the time, for CSV and JSON."""
     found, job = summary.waiting, summary.job
-    if found.basis != "durations" or found.span_ns[1] <= found.span_ns[0]:
+    if not found.timed:
         return []
-    edges = found.bin_edges_s
-    wait_us = found.wait_us.mean(axis=0)
-    caused_us = found.caused_us.sum(axis=0)
-    worst = found.caused_us.argmax(axis=0)
-    return [
-        {
-            "from_s": float(edges[part]),
-            "to_s": float(edges[part + 1]),
-            "wait_us": float(wait_us[part]),
-            "late_rank": job.ranks[worst[part]] if caused_us[part] else None,
-            "late_share": float(found.caused_us[worst[part], part] / caused_us[part])
-            if caused_us[part]
-            else None,
-        }
-        for part in range(BINS)
-    ]
-
-
-def place_rows(summary: Summary) -> list[dict[str, object]]:
-    """Matched collectives of groups on one host and on several, where hosts are known."""
-    found = summary.waiting
-    hosts = np.array([-1 if row.hosts is None else row.hosts for row in found.rows], dtype=np.int64)
-    if found.basis != "durations" or not (hosts > 1).any():
-        return []
-    bytes_moved = np.array([row.bytes or 0 for row in found.rows], dtype=np.float64) * found.count
-    rows: list[dict[str, object]] = []
-    for name, chosen in (("one host", hosts == 1), ("several hosts", hosts > 1)):
-        count, transfer_us = float(found.count[chosen].sum()), found.row_transfer_us[chosen].sum()
-        if count:
+    rows = []
+    for place, rank in enumerate(job.ranks):
+        for part, limits in enumerate(_parts(summary)):
+            wait_us, caused_us = found.wait_us[place, part], found.caused_us[place, part]
             rows.append(
                 {
-                    "groups": name,
-                    "collectives": int(count),
-                    "transfer_us": float(transfer_us) / count,
-                    "wait_us": float(found.row_wait_us[chosen].sum()) / count,
-                    "algbw_gb_per_s": float(bytes_moved[chosen].sum() / transfer_us / 1e3),
+                    "rank": rank,
+                    "host": job.hosts[place],
+                    **limits,
+                    "wait_us": float(wait_us),
+                    "caused_us": float(caused_us),
                 }
             )
     return rows
 
 
-def rank_time_rows(summary: Summary) -> list[dict[str, object]]:
-    """A row for each rank and part of the time, for CSV and JSON."""
-    found, job = summary.waiting, summary.job
-    if found.basis != "durations":
-        return []
-    edges = found.bin_edges_s
-    return [
-        {
-            "rank": rank,
-            "host": job.hosts[place],
-            "from_s": float(edges[part]),
-            "to_s": float(edges[part + 1]),
-            "wait_us": float(found.wait_us[place, part]),
-            "caused_us": float(found.caused_us[place, part]),
-        }
-        for place, rank in enumerate(job.ranks)
-        for part in range(BINS)
-    ]
+def _parts(summary: Summary) -> list[TableRow]:
+    """Where each part of the time begins and ends, seconds from the first record."""
+    edges = summary.waiting.bin_edges_s.tolist()
+    return [{"from_s": edges[part], "to_s": edges[part + 1]} for part in range(BINS)]
 
 
 _KINDS = (
@@ -233,11 +190,11 @@ _KINDS = (
         "bytes",
         "bytes",
         meaning="The larger of a rank's buffers; all-to-alls without durations are of any size",
-        text=lambda row: NA if row.bytes is None else f"{row.bytes:,}",
+        text=lambda row: NA if row["bytes"] is None else f"{row['bytes']:,}",
     ),
     Field("records", "records", meaning="Of all ranks together"),
     Field("matched", "collectives", meaning="Collectives found on all ranks of the group"),
-    Field("duration", "duration_us", "time", "Mean of all records"),
+    Field("duration", "duration_us", "time", "Mean of all records that have one"),
     Field("transfer", "transfer_us", "time", "Mean; the shortest duration over the ranks"),
     Field("wait", "wait_us", "time", "Mean over ranks; the rest of a rank's duration"),
     Field("algbw", "algbw_gb_per_s", "bandwidth", "Bytes over transfer"),
@@ -263,9 +220,6 @@ _RANKS = (
     Field("share", "caused_share", "share", "Of all waiting"),
     Field("last in", "last", meaning="Collectives to which it came last"),
     Field("late by", "lateness_us", "time", "Typical delay where it was last"),
-    Field(
-        "saves others", "saved_us", "time", "Their waiting that its lateness alone causes, in sum"
-    ),
     Field("job shorter by", "shorter_us", "time", "At most, without its lateness"),
 )
 _HOSTS = (
@@ -282,13 +236,6 @@ _TIMES = (
     Field("late rank", "late_rank", meaning="The one that the others waited for most"),
     Field("its share", "late_share", "share", "Of the waiting in this time"),
 )
-_PLACES = (
-    Field("groups on", "groups"),
-    Field("matched", "collectives", meaning="Collectives found on all ranks of the group"),
-    Field("transfer", "transfer_us", "time", "Mean"),
-    Field("wait", "wait_us", "time", "Mean over ranks"),
-    Field("algbw", "algbw_gb_per_s", "bandwidth", "Bytes over transfer"),
-)
 _MOST_ROWS = 40
 _SUM_NOTE = "sums over collectives: of those in flight together each counts"
 
@@ -300,7 +247,7 @@ class View:
     section: str
     title: str
     fields: Sequence[Field]
-    rows: Callable[[Summary], Sequence[object]]
+    rows: Callable[[Summary], Sequence[TableRow]]
     note: str = ""
 
     def table(self, summary: Summary) -> TextTable:
@@ -319,7 +266,6 @@ VIEWS = {
     "kind": View("bandwidth", "Collectives by kind, group and size", _KINDS, kind_rows),
     "rank": View("waiting", "Ranks over the whole time", _RANKS, rank_rows, _SUM_NOTE),
     "host": View("waiting", "Waiting by host", _HOSTS, host_rows),
-    "place": View("bandwidth", "Within a host and between hosts", _PLACES, place_rows),
     "time": View(
         "waiting",
         "Waiting over time",

@@ -5,10 +5,8 @@ nothing itself, is where the job stopped. Where every such rank waits itself, ho
 their devices, and no record shows which device stopped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.records import Call, Group, Lane
@@ -62,56 +60,35 @@ class _Pending:
     number: int
     call: Call
 
+    @property
+    def collective(self) -> tuple[Lane, int]:
+        """What is the same on all ranks."""
+        return self.lane, self.number
+
 
 def unfinished_of(job: RecordedJob) -> Unfinished | None:
     """What had not completed; None if all had."""
-    counts = [int(process.unfinished.sum()) for process in job.processes]
-    if not any(counts):
+    counts = {rank: int(process.unfinished.sum()) for rank, process in job.by_rank}
+    busy = {rank: count for rank, count in counts.items() if count}
+    if not busy:
         return None
-    begun = _last_begun(job)
-    busy = {rank for rank, count in zip(job.ranks, counts, strict=True) if count}
+    records = sum(busy.values())
     pending = sorted(_pending(job), key=lambda call: call.created_ns)
-    oldest = next((call for call in pending if _absent(job, begun, call)), None)
-    not_begun = None
-    if oldest is not None:
-        waiting = {
-            call.rank
-            for call in pending
-            if (call.lane, call.number) == (oldest.lane, oldest.number)
-        }
-        not_begun = NotBegun(
-            call=oldest.call,
-            number=oldest.number,
-            waiting=tuple(sorted(waiting)),
-            stopped=tuple(rank for rank in _absent(job, begun, oldest) if rank not in busy),
-        )
-    records = sum(map(len, job.processes))
     return Unfinished(
-        sum(counts),
-        len(busy),
-        sum(counts) == records,
-        not_begun,
-        tuple(_waiting(pending, dict(zip(job.ranks, counts, strict=True)))),
+        records=records,
+        ranks=len(busy),
+        only=records == job.records,
+        oldest=_oldest_not_begun(job, pending, busy),
+        waiting=tuple(_waiting(pending, busy)),
     )
 
 
-def _waiting(pending: Sequence[_Pending], counts: Mapping[int, int]) -> Iterator[Waiting]:
-    oldest: dict[int, _Pending] = {}
-    for call in pending:
-        oldest.setdefault(call.rank, call)
-    together = grouped(((call.lane, call.number), call) for call in oldest.values())
-    for calls in together.values():
-        ranks = tuple(sorted(call.rank for call in calls))
-        records = sum(counts[rank] for rank in ranks)
-        yield Waiting(calls[0].call, calls[0].number, ranks, records)
-
-
 def _pending(job: RecordedJob) -> Iterator[_Pending]:
-    for rank, process in zip(job.ranks, job.processes, strict=True):
-        for lane, (start, end) in zip(process.lanes, process.spans, strict=True):
+    for rank, process in job.by_rank:
+        for lane, rows in process.lanes.items():
             if lane.pair:
                 continue
-            for row in start + np.flatnonzero(process.unfinished[start:end]):
+            for row in rows[process.unfinished[rows]]:
                 yield _Pending(
                     created_ns=int(process.created_ns[row]),
                     rank=rank,
@@ -121,25 +98,41 @@ def _pending(job: RecordedJob) -> Iterator[_Pending]:
                 )
 
 
-def _last_begun(job: RecordedJob) -> Mapping[tuple[int, str, int], int]:
+def _oldest_not_begun(
+    job: RecordedJob, pending: list[_Pending], busy: dict[int, int]
+) -> NotBegun | None:
+    begun = _last_begun(job)
+    read = set(job.ranks)
+    for oldest in pending:
+        lane, number = oldest.collective
+        absent = [
+            rank
+            for rank in job.members[lane.group]
+            if rank in read and begun.get((rank, lane.group, lane.attempt), -1) < number
+        ]
+        if absent:
+            waiting = {call.rank for call in pending if call.collective == oldest.collective}
+            stopped = tuple(rank for rank in absent if rank not in busy)
+            return NotBegun(oldest.call, number, tuple(sorted(waiting)), stopped)
+    return None
+
+
+def _last_begun(job: RecordedJob) -> dict[tuple[int, Group, int], int]:
     """The last number that each rank began, by rank, group and attempt."""
-    begun: dict[tuple[int, str, int], int] = {}
-    for rank, process in zip(job.ranks, job.processes, strict=True):
-        for lane, (_, end) in zip(process.lanes, process.spans, strict=True):
+    begun: dict[tuple[int, Group, int], int] = {}
+    for rank, process in job.by_rank:
+        for lane, rows in process.lanes.items():
             if not lane.pair:
-                key = (rank, lane.group.key, lane.attempt)
-                begun[key] = max(begun.get(key, -1), int(process.number[end - 1]))
+                key = (rank, lane.group, lane.attempt)
+                begun[key] = max(begun.get(key, -1), int(process.number[rows[-1]]))
     return begun
 
 
-def _absent(
-    job: RecordedJob, begun: Mapping[tuple[int, str, int], int], one: _Pending
-) -> list[int]:
-    """The members that were read and never began it."""
-    group: Group = job.groups[one.lane.group.key]
-    read = set(job.ranks)
-    return [
-        rank
-        for rank in group.ranks
-        if rank in read and begun.get((rank, group.key, one.lane.attempt), -1) < one.number
-    ]
+def _waiting(pending: list[_Pending], busy: dict[int, int]) -> Iterator[Waiting]:
+    oldest: dict[int, _Pending] = {}
+    for call in pending:
+        oldest.setdefault(call.rank, call)
+    for calls in grouped((call.collective, call) for call in oldest.values()).values():
+        ranks = tuple(sorted(call.rank for call in calls))
+        records = sum(busy[rank] for rank in ranks)
+        yield Waiting(calls[0].call, calls[0].number, ranks, records)

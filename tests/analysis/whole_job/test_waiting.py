@@ -39,7 +39,6 @@ def test_transfer_is_the_shortest_duration_and_the_rest_is_waiting(tmp_path: Pat
     assert found.wait_us.sum(axis=1).tolist() == [4000.0, 7000.0, 3000.0]
     assert found.others.tolist() == [8000.0, 4000.0, 2000.0]
     assert found.lateness_us.tolist() == [2000.0, 1000.0, 1000.0]
-    assert found.saved_us.tolist() == [4000.0, 2000.0, 2000.0]  # each of the two others
     assert found.last_count.tolist() == [1, 1, 1]
     assert (found.counts.records, found.counts.matched) == (9, 9)
     # the times of creation are 10 ms apart: in the first, a middle and the last of the bins
@@ -86,8 +85,8 @@ def test_real_traces_give_the_same_in_each_format(tmp_path: Path, kind: str) -> 
     by_rank = timed.groupby("rank")[["transfer_us", "wait_us"]].sum()
     assert found.transfer_us == pytest.approx(by_rank.transfer_us.to_numpy(), abs=1.0)
     assert found.wait_us.sum(axis=1) == pytest.approx(by_rank.wait_us.to_numpy(), abs=1.0)
-    assert rank_rows(summary)[0].rank == 7  # as its README and its screen say
-    kinds = {row.kind: row.collectives for row in kind_rows(summary)}
+    assert rank_rows(summary)[0]["rank"] == 7  # as its README and its screen say
+    kinds = {row["kind"]: row["collectives"] for row in kind_rows(summary)}
     assert kinds == {"all_reduce": 3, "all_to_all": 5}
 
 
@@ -99,7 +98,6 @@ def test_collectives_are_matched_by_number_where_records_were_dropped(tmp_path: 
     ]
     counts = summary_of(write_logs(tmp_path, ranks)).waiting.counts
     assert (counts.matched, counts.outside, counts.dropped) == (6, 1, 1)
-    assert counts.absent == 1
     assert counts.records == 8
 
 
@@ -128,7 +126,7 @@ def test_rooted_collectives_and_transfers_between_two_ranks_have_no_wait(tmp_pat
     summary = summary_of(write_dumps(tmp_path, dumps))
     assert summary.waiting.counts.matched == 0
     assert summary.waiting.duration_us.tolist() == [3000.0, 3000.0]
-    assert all(row.transfer_us is None for row in kind_rows(summary))
+    assert all(row["transfer_us"] is None for row in kind_rows(summary))
 
 
 def test_coalesced_calls_that_share_a_number_are_matched_in_order(tmp_path: Path) -> None:
@@ -158,8 +156,11 @@ def test_one_percent_of_many_ranks_may_be_missing(tmp_path: Path) -> None:
     lines = [[log_line(rank, 1, 100.0 + rank, header=size)] for rank in range(99)]
     found = summary_of(write_logs(tmp_path / "most", lines)).waiting
     assert found.counts.matched == 99
-    found = summary_of(write_logs(tmp_path / "fewer", lines[:98])).waiting
-    assert found.counts.of_missing_ranks == 98
+    fewer = summary_of(write_logs(tmp_path / "fewer", lines[:98]))
+    assert fewer.waiting.counts.of_missing_ranks == 98
+    texts = " ".join(fact.text for fact in fewer.verdict.facts)
+    assert "no collective could be matched" in texts
+    assert "no durations" not in texts
 
 
 def created(times_ms: list[float]) -> dict[str, object]:
@@ -176,10 +177,15 @@ def test_creation_times_show_who_called_last_and_no_waiting(tmp_path: Path) -> N
     summary = summary_of(folder)
     assert summary.waiting.basis == "creation"
     first, second = rank_rows(summary)
-    assert (first.rank, first.last, first.wait_us, first.caused_us) == (1, 2, None, None)
-    assert first.lateness_us == pytest.approx(20_500.0)
-    assert second.lateness_us == pytest.approx(1000.0)
-    assert [fact.label for fact in summary.verdict.limits] == ["NO TIMES", "CLOCKS"]
+    assert (first["rank"], first["last"], first["wait_us"], first["caused_us"]) == (
+        1,
+        2,
+        None,
+        None,
+    )
+    assert first["lateness_us"] == pytest.approx(20_500.0)
+    assert second["lateness_us"] == pytest.approx(1000.0)
+    assert [fact.label for fact in summary.verdict.limits] == ["CLOCKS"]
     text = " ".join(fact.text for fact in summary.verdict.facts)
     assert "rank 1 arrived last on the host in 2 of 3 collectives" in text
     assert "the ranks take turns" in text  # fewer than three quarters, of two ranks
@@ -187,20 +193,20 @@ def test_creation_times_show_who_called_last_and_no_waiting(tmp_path: Path) -> N
 
     one = tmp_path / "one"
     one.write_text("rank host\n0 a\n1 a\n")
-    assert [fact.label for fact in summary_of(folder, one).verdict.limits] == ["NO TIMES"]
+    assert summary_of(folder, one).verdict.limits == ()
     several = tmp_path / "several"
     several.write_text("0 a\n1 b\n")
-    assert summary_of(folder, several).waiting.basis == "nothing"
-    stated = tmp_path / "stated"  # rank 1's clock is ahead by 30 ms, so that rank 0 is last
-    stated.write_text("0,a\n1,b,0.03\n")
-    assert rank_rows(summary_of(folder, stated))[0].rank == 0
+    summary = summary_of(folder, several)
+    assert summary.waiting.basis == "nothing"
+    assert [fact.label for fact in summary.verdict.limits] == ["CLOCKS"]
+    assert rank_rows(summary) == []
 
 
 def test_the_rank_that_was_made_late_is_found_in_the_gloo_job() -> None:
     folder = DATA / "flight_recorder" / "gloo_late_rank"
     first = rank_rows(summary_of(folder))[0]
-    assert first.rank == 1
-    assert first.lateness_us == pytest.approx(20_000, rel=0.15)
+    assert first["rank"] == 1
+    assert first["lateness_us"] == pytest.approx(20_000, rel=0.15)
 
 
 def test_a_planted_late_rank_and_its_cost_are_found(tmp_path: Path) -> None:
@@ -213,10 +219,16 @@ def test_a_planted_late_rank_and_its_cost_are_found(tmp_path: Path) -> None:
     folder = write_dumps(tmp_path, [timed_dump(own.tolist(), range(4)) for own in durations])
     summary = summary_of(folder)
     worst = rank_rows(summary)[0]
-    assert worst.rank == late
-    assert worst.lateness_us == pytest.approx(20_000, rel=0.05)
+    assert worst["rank"] == late
+    assert worst["lateness_us"] == pytest.approx(20_000, rel=0.05)
     in_order = np.sort(arrivals, axis=0)
     is_last = arrivals.argmax(axis=0) == late
     own_ms = float((in_order[-1] - in_order[-2])[is_last].sum())
-    assert worst.shorter_us == pytest.approx(own_ms * 1e3)
-    assert worst.saved_us == pytest.approx(3 * own_ms * 1e3)
+    assert worst["shorter_us"] == pytest.approx(own_ms * 1e3)
+
+
+def test_the_mean_duration_is_of_the_records_that_have_one(tmp_path: Path) -> None:
+    times = [[4.0, None], [2.0, None]]
+    summary = summary_of(write_dumps(tmp_path, [timed_dump(own) for own in times]))
+    (row,) = kind_rows(summary)
+    assert (row["records"], row["collectives"], row["duration_us"]) == (4, 1, 3000.0)

@@ -102,5 +102,5 @@ def test_all_collectives_of_a_script_are_recorded_and_show_its_late_rank(tmp_pat
     assert summary.job.ranks == (0, 1, 2)
     assert summary.waiting.counts.matched == 3 * 40
     worst = rank_rows(summary)[0]
-    assert worst.rank == late
-    assert worst.lateness_us == pytest.approx(30_000, rel=0.15)
+    assert worst["rank"] == late
+    assert worst["lateness_us"] == pytest.approx(30_000, rel=0.15)
