@@ -150,11 +150,6 @@ def calibrated_gb_per_s(cell: CellView) -> float:
     return _gb_per_s(moved, alone_us(cell), nothing)
 
 
-@BANDWIDTH.column("subtr. of link", "share", "By subtraction, of the link's specification")
-def subtraction_of_link(cell: CellView) -> float:
-    return cell.subtraction_gb_per_s / cell.link_gb_per_s
-
-
 @BANDWIDTH.column("comm. of link", "share", "By communication, of the link's specification")
 def communication_of_link(cell: CellView) -> float:
     return cell.communication_gb_per_s / cell.link_gb_per_s
@@ -163,16 +158,6 @@ def communication_of_link(cell: CellView) -> float:
 @BANDWIDTH.column("transfer of link", "share", "By transfer, of the link's specification")
 def transfer_of_link(cell: CellView) -> float:
     return cell.transfer_gb_per_s / cell.link_gb_per_s
-
-
-@BANDWIDTH.column("subtr. of calib.", "share", "By subtraction, of the calibration")
-def subtraction_of_calibration(cell: CellView) -> float:
-    return cell.subtraction_gb_per_s / cell.calibrated_gb_per_s
-
-
-@BANDWIDTH.column("comm. of calib.", "share", "By communication, of the calibration")
-def communication_of_calibration(cell: CellView) -> float:
-    return cell.communication_gb_per_s / cell.calibrated_gb_per_s
 
 
 @BANDWIDTH.column("transfer of calib.", "share", "By transfer, of the calibration")

@@ -21,9 +21,6 @@ ONE_PROCESS = "one process drives all devices: there are no ranks to match"
 _ZERO = "0 in every traced step: no interval"
 _NO_TRACED_SINGLE = "no traced single-device cell at this batch per device"
 
-Measured = tuple[float, Interval | None]
-"""A part of the ledger, and its interval where there is one."""
-
 
 @once
 def traced_ledger(cell: CellView) -> Ledger:
@@ -35,13 +32,16 @@ def traced_ledger(cell: CellView) -> Ledger:
 @once
 def ledger(cell: CellView) -> Ledger:
     """With slowdown and contention, as far as they are known."""
-    own, slowdown = traced_ledger(cell), if_known(slowdown_of, cell)
-    if slowdown is not None:
-        added_us, bounds = slowdown
-        intervals = {**own.intervals} | ({"slowdown": bounds} if bounds is not None else {})
+    own = traced_ledger(cell)
+    added_us = if_known(slowdown_us, cell)
+    if added_us is not None:
+        intervals = dict(own.intervals)
+        bounds = _slowdown_interval(cell, added_us)
+        if bounds is not None:
+            intervals["slowdown"] = bounds
         own = replace(own, slowdown_us=added_us, intervals=intervals)
-    found = if_known(contentions_shown, cell)
-    return own if found is None else with_contention(own, found)
+    shown = if_known(contentions_shown, cell)
+    return own if shown is None else with_contention(own, shown)
 
 
 @once
@@ -62,40 +62,30 @@ def cell_contentions(data: Job, single: Job | None) -> Contentions:
 
 
 @once
-def changes(cell: CellView) -> dict[str, Measured]:
-    """Parts of the step on N devices minus those on one device at the same batch, as far as both
-    are known.
-    """
+def single_ledger(cell: CellView) -> Ledger:
+    """Of one device at the same batch."""
     if cell.devices == 1:
         raise Missing("one device: nothing to compare")
     single = known(if_known(single_at_same_batch, cell), _NO_TRACED_SINGLE)
-    more, less = (
-        _parts(traced_ledger(cell)),
-        _parts(known(if_known(traced_ledger, single), _NO_TRACED_SINGLE)),
-    )
-    both = [name for name in more if name in less]
-    return {
-        name: with_interval(more[name][0] - less[name][0], more[name], less[name]) for name in both
-    }
+    return known(if_known(traced_ledger, single), _NO_TRACED_SINGLE)
 
 
-def slowdown_of(cell: CellView) -> Measured:
+def slowdown_us(cell: CellView) -> float:
     """Compute minus that of one device at the same batch."""
-    return known(changes(cell).get("compute"), NOT_SHOWN)
+    several = known(traced_ledger(cell).compute_us, NOT_SHOWN)
+    return several - known(single_ledger(cell).compute_us, NOT_SHOWN)
 
 
-def _parts(own: Ledger) -> dict[str, Measured]:
-    values_us = own.parts_us | ({"tracer": own.tracer_us} if own.tracer_us is not None else {})
-    return {name: (us, own.intervals.get(name)) for name, us in values_us.items()}
-
-
-def with_interval(value: float, *parts: Measured) -> Measured:
-    """A sum or difference of parts: half the widths of their intervals add up as squares do."""
-    halves = [bounds.half_width(part) for part, bounds in parts if bounds is not None]
-    if len(halves) < len(parts):
-        return value, None
+def _slowdown_interval(cell: CellView, slowdown: float) -> Interval | None:
+    """Half the widths of the intervals of both sides add up as squares do."""
+    halves = []
+    for side in (traced_ledger(cell), single_ledger(cell)):
+        bounds = side.intervals.get("compute")
+        if bounds is None or side.compute_us is None:
+            return None
+        halves.append(bounds.half_width(side.compute_us))
     half = math.hypot(*halves)
-    return value, Interval(value - half, value + half)
+    return Interval(slowdown - half, slowdown + half)
 
 
 def exposed(cell: CellView, part_us: float | None) -> float:

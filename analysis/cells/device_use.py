@@ -14,7 +14,7 @@ from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.run import Precision, StepFlops
 
-_BOUNDS: dict[Precision, int] = {"fp32": FP32, "tf32": TF32, "half": HALF}
+_BOUNDS: dict[Precision, int] = {"fp32": FP32, "tf32": TF32, "half": HALF, "bf16": HALF}
 NO_CPU_PEAK = "no matrix product was timed: a script, traces alone, or a run of an older version"
 
 DEVICE = Group("device", "How much of a device is used", needs=measured)
@@ -85,6 +85,8 @@ def least_us(cell: CellView) -> float:
     speed = known(gpu_speed(name), f"no specified peak of {name or 'this device'}")
     if not _counted(cell) and cell.flops is not None and cell.flops.precision is None:
         raise Missing("the precision of the products is not stated: --flops 1.2T:bf16")
+    if flops.product_precision == "bf16" and not speed.bf16:
+        raise Missing(f"{name} emulates bf16: no peak of it is specified")
     return least_step_us(flops, speed)
 
 

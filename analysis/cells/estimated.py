@@ -11,16 +11,14 @@ device at b needs N times as many steps, but for the rounding to whole ones.
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from dpscope.analysis.cells.cell_ledger import NO_INTERVAL, Measured, changes, exposed, ledger
+from dpscope.analysis.cells.cell_ledger import NOT_SHOWN, exposed, ledger, single_ledger
 from dpscope.analysis.cells.identity import (
     on_several_devices,
     single_at_global_batch,
     single_at_same_batch,
 )
 from dpscope.analysis.cells.predicted import all_known, cell_place, model_sizes, place_of
-from dpscope.analysis.cells.times import NO_STEP, ends_of, epoch_seconds
+from dpscope.analysis.cells.times import ends_of, epoch_seconds
 from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.data_sheet import RingRate, ring_rate
 from dpscope.analysis.costs.formulas import ring_us as ring_formula_us
@@ -66,84 +64,26 @@ def same_local_batch_error_exposed_us(cell: CellView) -> float:
     return cell.same_local_batch_us - cell.exposed_us
 
 
-@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
-def same_local_batch_error_communication_us(cell: CellView) -> float:
-    return cell.same_local_batch_us - cell.communication_us
-
-
-def _added(cell: CellView, part: str) -> Measured:
-    """The change of a part of the step, with its interval; what slowdown and exposed communication
-    leave of the whole.
+def _added(cell: CellView, several_us: float | None, single_us: float | None) -> float:
+    """The change of a part of the step: what slowdown and exposed communication leave of the
+    whole.
     """
     exposed(cell, ledger(cell).exposed_us)
-    return known(
-        changes(cell).get(part), "needs a traced single-device cell at this batch per device"
-    )
+    return known(several_us, NOT_SHOWN) - known(single_us, NOT_SHOWN)
 
 
-@ESTIMATES.column(
-    "idle",
-    "time",
-    "Of t_N(b)-t_1(b): change of idle",
-    interval=lambda cell, _: known(_added(cell, "idle")[1], NO_INTERVAL),
-)
+@ESTIMATES.column("idle", "time", "Of t_N(b)-t_1(b): change of idle")
 def added_idle_us(cell: CellView) -> float:
-    return _added(cell, "idle")[0]
+    return _added(cell, ledger(cell).idle_us, single_ledger(cell).idle_us)
 
 
 @ESTIMATES.column(
     "unexplained",
     "time",
     "The part of the untraced t_N(b)-t_1(b) that the traced steps do not explain: change of untraced - traced",
-    interval=lambda cell, _: known(_added(cell, "tracer")[1], NO_INTERVAL),
 )
 def added_tracer_us(cell: CellView) -> float:
-    return _added(cell, "tracer")[0]
-
-
-def _mean_wait_us(data: Job) -> float:
-    waits = data.step_samples("data_wait_us")
-    if not waits:
-        raise Missing(NO_STEP)
-    return float(np.concatenate(waits).mean())
-
-
-@ESTIMATES.column(
-    "loader", "time", "Change of the mean wait for the loader, timed steps", needs=subtractable
-)
-def added_data_wait_us(cell: CellView) -> float:
-    return _mean_wait_us(cell.data) - _mean_wait_us(single_at_same_batch(cell).data)
-
-
-NOT_EVERY_DEVICE = "not every device was traced"
-
-
-@once
-def _compute_by_device(cell: CellView) -> list[float]:
-    """Mean compute of each device; their differences show which of them the others wait for."""
-    windows = cell.data.whole_windows
-    means = windows.group("rank", "device", in_order=True).means(windows["compute_us"])
-    computed: list[float] = means[~np.isnan(means)].tolist()
-    if len(computed) != cell.devices:
-        host_copies = cell.traits.host_copies
-        raise Missing(
-            "the replicas share one process's timeline" if host_copies else NOT_EVERY_DEVICE
-        )
-    return computed
-
-
-@ESTIMATES.column("compute spread", "share", "(Largest - smallest) / mean compute of a device")
-def compute_spread(cell: CellView) -> float:
-    computed = _compute_by_device(cell)
-    return (max(computed) - min(computed)) / float(np.mean(computed))
-
-
-@ESTIMATES.column("device 0 excess", "time", "DP: compute of device 0 minus others' mean")
-def first_device_excess_us(cell: CellView) -> float:
-    if not cell.traits.peer_copies:
-        raise Missing("only DataParallel gathers on its first device")
-    first, *others = _compute_by_device(cell)
-    return first - float(np.mean(others))
+    return _added(cell, ledger(cell).tracer_us, single_ledger(cell).tracer_us)
 
 
 @ESTIMATES.column(
@@ -161,11 +101,6 @@ def ideal_split_error_exposed_us(cell: CellView) -> float:
     return cell.ideal_split_us - cell.exposed_us
 
 
-@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
-def ideal_split_error_communication_us(cell: CellView) -> float:
-    return cell.ideal_split_us - cell.communication_us
-
-
 @ESTIMATES.column(
     "t_N(b)-t_1(G)",
     "time",
@@ -174,36 +109,6 @@ def ideal_split_error_communication_us(cell: CellView) -> float:
 )
 def same_total_us(cell: CellView) -> float:
     return cell.step_us - single_at_global_batch(cell).step_us
-
-
-@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
-def same_total_error_exposed_us(cell: CellView) -> float:
-    return cell.same_total_us - cell.exposed_us
-
-
-@ESTIMATES.column("minus all comm.", "time", "Estimate minus all communication")
-def same_total_error_communication_us(cell: CellView) -> float:
-    return cell.same_total_us - cell.communication_us
-
-
-@ESTIMATES.column(
-    "local batch",
-    "time",
-    "t_1(b) - t_1(G)/N: the error of t_N(b) - t_1(G)/N, because a step does not shrink in proportion to its batch",
-    needs=subtractable,
-)
-def ideal_split_local_batch_us(cell: CellView) -> float:
-    return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us / cell.devices
-
-
-@ESTIMATES.column(
-    "local batch",
-    "time",
-    "t_1(b) - t_1(G): the error of t_N(b) - t_1(G), because it compares different work per device",
-    needs=subtractable,
-)
-def same_total_local_batch_us(cell: CellView) -> float:
-    return single_at_same_batch(cell).step_us - single_at_global_batch(cell).step_us
 
 
 def _epoch_us(data: Job) -> float:

@@ -17,7 +17,7 @@ from dpscope.analysis.cells.identity import (
     status,
     strategy,
 )
-from dpscope.analysis.cells.view import INTERVAL, REGISTERED, CellView, Value, if_known
+from dpscope.analysis.cells.view import REGISTERED, CellView, Value, if_known, interval_ends
 from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.stats.samples import Interval
@@ -74,7 +74,10 @@ class CellRow:
 
     def interval(self, column: str) -> Interval | None:
         """The 95% interval of a column's value, None where it is not known."""
-        low, high = (self.number(end) if end in REGISTERED else None for end in INTERVAL.of(column))
+        ends = interval_ends(column)
+        if not REGISTERED.keys() >= set(ends):
+            return None
+        low, high = map(self.number, ends)
         return None if low is None or high is None else Interval(low, high)
 
 

@@ -14,7 +14,6 @@ from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import (
     NO_INTERVAL,
     Estimate,
-    Range,
     mean_range,
     median_estimate,
     pooled_median,
@@ -88,13 +87,6 @@ def samples_per_s(cell: CellView) -> float:
     return quotient(samples(cell) * 1e6, cell.step_us, NO_STEP)
 
 
-@once
-def _block_rates(cell: CellView) -> Range:
-    """Samples per second of each timed block, which ends with its slowest process."""
-    samples(cell)  # without a batch, a process counts steps
-    return mean_range(_rates(cell.data))
-
-
 def _rates(data: Job) -> list[float]:
     timed = [
         (sum(rank.samples for rank in ranks), max(rank.duration_s for rank in ranks))
@@ -111,18 +103,11 @@ def _blocks(data: Job) -> Iterator[tuple[TimedBlock, ...]]:
         )
 
 
-def _slowest_and_fastest(cell: CellView, _: float) -> tuple[float, float]:
-    return known(_block_rates(cell).smallest, NO_BLOCK), known(_block_rates(cell).largest, NO_BLOCK)
-
-
-@TIME.column(
-    "samples/s of blocks",
-    "rate",
-    "Samples of whole blocks over their time, mean",
-    value_range=_slowest_and_fastest,
-)
+@TIME.column("samples/s of blocks", "rate", "Samples of whole blocks over their time, mean")
 def block_samples_per_s(cell: CellView) -> float:
-    return known(_block_rates(cell).value, NO_BLOCK)
+    """Of each timed block, which ends with its slowest process."""
+    samples(cell)  # without a batch, a process counts steps
+    return known(mean_range(_rates(cell.data)).value, NO_BLOCK)
 
 
 @TIME.column("steps/s", "rate", "Steps a second, of a script whose batch is not known")
@@ -136,20 +121,6 @@ def steps_per_s(cell: CellView) -> float:
 def tokens_per_s(cell: CellView) -> float:
     tokens = known(cell.data.rank.tokens_per_sample, "samples are not tokens")
     return cell.samples_per_s * tokens
-
-
-@TIME.column(
-    "samples/s w/o loader",
-    "rate",
-    "Global batch over the median step without the wait for the loader",
-)
-def samples_per_s_without_wait(cell: CellView) -> float:
-    return quotient(samples(cell) * 1e6, cell.step_without_wait_us, NO_STEP)
-
-
-@TIME.column("blocks", "count", "Blocks behind the throughput")
-def block_count(cell: CellView) -> int:
-    return len(_rates(cell.data))
 
 
 def scaling(cell: CellView) -> None:

@@ -4,8 +4,8 @@ moves.
 
 import numpy as np
 
+from dpscope.analysis.cells import cell_ledger
 from dpscope.analysis.cells.cell_ledger import (
-    NO_INTERVAL,
     NO_TRACED_STEP,
     NOT_MATCHED,
     NOT_SHOWN,
@@ -14,15 +14,12 @@ from dpscope.analysis.cells.cell_ledger import (
     exposed,
     interval_of,
     ledger,
-    slowdown_of,
     traced_ledger,
-    with_interval,
 )
 from dpscope.analysis.cells.identity import communicating, communication_shown, measured
-from dpscope.analysis.cells.view import Bounds, CellView, Group, once, quotient
+from dpscope.analysis.cells.view import CellView, Group, once, quotient
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.missing import Missing, known
-from dpscope.analysis.stats.samples import mean_range
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.intervals import length, union
@@ -47,26 +44,6 @@ def mean(cell: CellView, measure: str, unknown: str) -> float:
     it.
     """
     return known(windows(cell).mean(measure), unknown)
-
-
-def device_mean(cell: CellView, measure: str) -> float:
-    """The same over all devices of processes that have several."""
-    every = cell.data.whole_windows
-    if len(windows(cell)) == len(every):
-        raise Missing("each process has one device")
-    return known(every.mean(measure), NOT_SHOWN)
-
-
-def range_of_ranks(measure: str) -> Bounds:
-    """The smallest and the largest mean of a rank and device."""
-
-    def ends(cell: CellView, _: float) -> tuple[float, float]:
-        every = cell.data.whole_windows
-        means = every.group("rank", "device", in_order=True).means(every[measure])
-        found = mean_range(means[~np.isnan(means)].tolist())
-        return known(found.smallest, NOT_SHOWN), known(found.largest, NOT_SHOWN)
-
-    return ends
 
 
 @TRACED.column(
@@ -149,8 +126,7 @@ def tracer_us(cell: CellView) -> float:
     interval=interval_of("slowdown"),
 )
 def slowdown_us(cell: CellView) -> float:
-    ledger(cell)
-    return slowdown_of(cell)[0]
+    return cell_ledger.slowdown_us(cell)
 
 
 @TRACED.column(
@@ -173,29 +149,8 @@ def contention_ratio(cell: CellView) -> float:
     return known(ledger(cell).contention_ratio, contentions_shown(cell).reason)
 
 
-def _other_slowdown_ends(cell: CellView, value: float) -> tuple[float, float]:
-    intervals = ledger(cell).intervals
-    slowdown = cell.slowdown_us, intervals.get("slowdown")
-    contention = cell.contention_us, intervals.get("contention")
-    return known(with_interval(value, slowdown, contention)[1], NO_INTERVAL)
-
-
 @TRACED.column(
-    "other slowdown",
-    "time",
-    "slowdown_us - contention_us: clocks, caches, host",
-    interval=_other_slowdown_ends,
-)
-def other_slowdown_us(cell: CellView) -> float:
-    return cell.slowdown_us - cell.contention_us
-
-
-@TRACED.column(
-    "comm.",
-    "time",
-    "Union of communication (dp-host: host copies)",
-    needs=communicating,
-    rank_range=range_of_ranks("communication_us"),
+    "comm.", "time", "Union of communication (dp-host: host copies)", needs=communicating
 )
 def communication_us(cell: CellView) -> float:
     return mean(cell, "communication_us", OF_GPUS)
@@ -212,7 +167,6 @@ def hidden_us(cell: CellView) -> float:
     "Communication while nothing computes: wait, transfer, other",
     needs=communicating,
     interval=interval_of("exposed"),
-    rank_range=range_of_ranks("exposed_us"),
 )
 def exposed_us(cell: CellView) -> float:
     return mean(cell, "exposed_us", OF_GPUS)
@@ -254,15 +208,6 @@ def host_copy_us(cell: CellView) -> float:
     return mean(cell, "host_copy_us", OF_GPUS)
 
 
-@TRACED.column(
-    "device copies",
-    "time",
-    "Copies within a device, and memsets, outside compute, communication and host copies",
-)
-def device_copy_us(cell: CellView) -> float:
-    return mean(cell, "device_copy_us", OF_GPUS)
-
-
 @TRACED.column("not launched", "time", "Part of idle in which nothing had been launched")
 def unlaunched_us(cell: CellView) -> float:
     return mean(cell, "unlaunched_us", OF_GPUS)
@@ -278,33 +223,6 @@ def critical_device(cell: CellView) -> int:
     return known(
         traced_ledger(cell).critical_device if several else None, "each process has one device"
     )
-
-
-@TRACED.column("compute (mean)", "time", "Compute: mean over all devices")
-def compute_device_mean_us(cell: CellView) -> float:
-    return device_mean(cell, "compute_us")
-
-
-@TRACED.column("comm. (mean)", "time", "Communication: mean over all devices", needs=communicating)
-def communication_device_mean_us(cell: CellView) -> float:
-    return device_mean(cell, "communication_us")
-
-
-@TRACED.column(
-    "exposed (mean)", "time", "Exposed communication: mean over all devices", needs=communicating
-)
-def exposed_device_mean_us(cell: CellView) -> float:
-    return device_mean(cell, "exposed_us")
-
-
-@TRACED.column("idle (mean)", "time", "Idle time: mean over all devices", needs=communication_shown)
-def idle_device_mean_us(cell: CellView) -> float:
-    return device_mean(cell, "idle_us")
-
-
-@TRACED.column("data", "time", "Compute of the phase that takes a batch from the loader")
-def data_us(cell: CellView) -> float:
-    return mean(cell, "data_us", NO_RANGE)
 
 
 @TRACED.column("to device", "time", "Time of copying a batch to the device")

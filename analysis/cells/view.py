@@ -9,12 +9,12 @@ A function that lacks something raises `Missing(reason)`, and the reason is the 
 ask other columns of the view by name; each is computed once for each cell, in whatever order they
 are asked.
 
-`needs` is a function that raises what several columns lack; `interval`, `rank_range` and
-`value_range` give a column's bounds, which are columns too; what several columns share is a
-function with `@once`. The mean of a measure of traces over a cell's steps is `mean(cell, name,
-reason)` (traced.py). A new group is a module and a name in GROUPS (columns.py); tables show a column
-by a `view_of` (report/comparison_tables.py). `python -m tests.analysis.goldens` adds its values.
-A measure of traces that is new begins in traces/steps/breakdown.py.
+`needs` is a function that raises what several columns lack; `interval` gives the ends of a
+column's 95% interval, which are columns too; what several columns share is a function with `@once`.
+The mean of a measure of traces over a cell's steps is `mean(cell, name, reason)` (traced.py). A new
+group is a module and a name in GROUPS (columns.py); tables show a column by a `view_of`
+(report/comparison_tables.py). `python -m tests.analysis.goldens` adds its values. A measure of
+traces that is new begins in traces/steps/breakdown.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -120,39 +120,19 @@ def once(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
     return kept
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Two columns that bound another one: the words in their names before the unit, and their
-    meaning.
+def interval_ends(column: str) -> tuple[str, str]:
+    """The columns of the ends of a value's 95% interval.
+
+    >>> interval_ends("step_us"), interval_ends("samples_per_s")
+    (('step_low_us', 'step_high_us'), ('samples_per_s_low', 'samples_per_s_high'))
     """
+    base = column.removesuffix("_us")
+    unit = column[len(base) :]
+    return f"{base}_low{unit}", f"{base}_high{unit}"
 
-    low: str
-    high: str
-    meanings: tuple[str, str]
-
-    def of(self, column: str) -> tuple[str, str]:
-        """The two columns of a value.
-
-        >>> INTERVAL.of("step_us"), VALUE_RANGE.of("samples_per_s")
-        (('step_low_us', 'step_high_us'), ('samples_per_s_min', 'samples_per_s_max'))
-        """
-        base = column.removesuffix("_us")
-        return f"{base}_{self.low}{column[len(base) :]}", f"{base}_{self.high}{column[len(base) :]}"
-
-
-INTERVAL = Ends("low", "high", ("Lower end of its 95% interval", "Upper end of its 95% interval"))
-"""A 95% interval: more samples narrow it."""
-RANK_RANGE = Ends(
-    "rank_min",
-    "rank_max",
-    ("Smallest mean of a rank and device", "Largest mean of a rank and device"),
-)
-"""The smallest and the largest mean of a rank and device."""
-VALUE_RANGE = Ends("min", "max", ("Smallest value", "Largest value"))
-"""The smallest and the largest of the values behind a mean or median: more values widen it."""
 
 Bounds = Callable[[CellView, float], tuple[float, float]]
-"""The two ends around a column's value. Raises Missing where they are not known."""
+"""The 95% interval around a column's value. Raises Missing where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +180,10 @@ class Group:
         *,
         needs: Callable[[CellView], object] = _nothing,
         interval: Bounds | None = None,
-        rank_range: Bounds | None = None,
-        value_range: Bounds | None = None,
     ) -> Callable[[Callable[[CellView], T]], Callable[[CellView], T]]:
-        """Declares the function below as the column of its name, and two more for each kind of
-        bounds around its value.
+        """Declares the function below as the column of its name, and two more for the ends of its
+        interval.
         """
-        kinds = {INTERVAL: interval, RANK_RANGE: rank_range, VALUE_RANGE: value_range}
 
         def declared(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
             @wraps(compute)
@@ -216,40 +193,28 @@ class Group:
                 return _plain(compute(cell))
 
             kept = once(checked)
-            self._add(compute.__name__, heading, quantity, meaning, kept)
-            for ends, bounds in kinds.items():
-                if bounds is not None:
-                    self._add_bounds(
-                        compute.__name__, heading, quantity, ends, _around(kept, bounds)
-                    )
+            name = compute.__name__
+            self._add(name, heading, quantity, meaning, kept)
+            if interval is not None:
+                low, high = interval_ends(name)
+                ends = _around(kept, interval)
+                self._add(
+                    low,
+                    f"{heading} low",
+                    quantity,
+                    "Lower end of its 95% interval",
+                    lambda cell: ends(cell)[0],
+                )
+                self._add(
+                    high,
+                    f"{heading} high",
+                    quantity,
+                    "Upper end of its 95% interval",
+                    lambda cell: ends(cell)[1],
+                )
             return kept
 
         return declared
-
-    def _add_bounds(
-        self,
-        column: str,
-        heading: str,
-        quantity: Quantity,
-        ends: Ends,
-        bounds: Callable[[CellView], tuple[float, float]],
-    ) -> None:
-        low, high = ends.of(column)
-        words = ends.low.replace("_", " "), ends.high.replace("_", " ")
-        self._add(
-            low,
-            f"{heading} {words[0]}",
-            quantity,
-            ends.meanings[0],
-            lambda cell: _plain(bounds(cell)[0]),
-        )
-        self._add(
-            high,
-            f"{heading} {words[1]}",
-            quantity,
-            ends.meanings[1],
-            lambda cell: _plain(bounds(cell)[1]),
-        )
 
     def _add(
         self,
@@ -279,6 +244,7 @@ def _around(
     """The ends around a column's value; where that is missing, they are for the same reason."""
 
     def ends(cell: CellView) -> tuple[float, float]:
-        return bounds(cell, value(cell))
+        low, high = bounds(cell, value(cell))
+        return _plain(low), _plain(high)
 
     return once(ends)

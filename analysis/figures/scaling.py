@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.scaling import ScalingSeries
-from dpscope.analysis.cells.view import INTERVAL
+from dpscope.analysis.cells.view import interval_ends
 from dpscope.analysis.figures.style import (
     COLOURS,
     MARKERS,
@@ -155,7 +155,7 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
             (right, "samples_per_s", 1.0),
         ):
             values, low, high = (
-                [row.number(name) for row in rows] for name in (column, *INTERVAL.of(column))
+                [row.number(name) for row in rows] for name in (column, *interval_ends(column))
             )
             axes.errorbar(
                 places,

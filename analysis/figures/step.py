@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap, WaterfallPart, gap_parts
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.cells.view import INTERVAL, REGISTERED
+from dpscope.analysis.cells.view import REGISTERED, interval_ends
 from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.run_data import RunData
@@ -95,8 +95,8 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
         lengths = np.array(values, dtype=float) / unit.divisor
         beside = first + _BAR * index
         style.bar_rows(axes, beside, {label: lengths}, _BAR * 0.9)
-        if INTERVAL.of(column)[0] in REGISTERED:
-            low, high = ([row.number(name) for row in rows] for name in INTERVAL.of(column))
+        if interval_ends(column)[0] in REGISTERED:
+            low, high = ([row.number(name) for row in rows] for name in interval_ends(column))
             spread = whiskers(values, low, high) / unit.divisor
             axes.errorbar(lengths, beside, xerr=spread, fmt="none", **_WHISKER)
     axes.set_yticks(places, [row.cell for row in rows])

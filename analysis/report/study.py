@@ -12,7 +12,7 @@ from typing import Any
 from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.row import CellRow, ratio
 from dpscope.analysis.cells.times import epoch_seconds
-from dpscope.analysis.cells.view import INTERVAL
+from dpscope.analysis.cells.view import interval_ends
 from dpscope.analysis.report.comparison_tables import ring_notes, slowed_notes
 from dpscope.analysis.report.results import Results
 from dpscope.analysis.runs.variant_savings import single_device_baselines
@@ -43,7 +43,7 @@ _PER_EPOCH = {  # field -> the column of a traced step
 _HALF_WIDTHS = {field.replace("_us", "_half_us"): of for field, of in _PER_EPOCH.items()}
 _REASONS = {  # field -> the column whose reason explains that it is missing
     **_PER_EPOCH,
-    **{field: INTERVAL.of(column)[0] for field, column in _HALF_WIDTHS.items()},
+    **{field: interval_ends(column)[0] for field, column in _HALF_WIDTHS.items()},
     "epoch_us": "step_us",
     "epoch_half_us": "step_low_us",
     "speedup_b_half": "weak_efficiency_low",

@@ -111,7 +111,9 @@ def _on_meta(model: nn.Module) -> nn.Module:
 
 
 def _precision(amp: Amp, backend: Any) -> Precision:
-    if amp != "off":
+    if amp == "bf16":
+        return "bf16"
+    if amp == "fp16":
         return "half"
     try:
         tf32 = bool(backend.allow_tf32)

@@ -25,6 +25,7 @@ class GpuSpeed:
     memory_gb_per_s: float
     tflops: tuple[float, float, float]  # single precision, TF32, half precision
     other_source: str = ""  # than the data sheet of this title
+    bf16: bool = True  # in units of its own; older GPUs emulate it
 
     def rate(self, bound: int) -> float:
         """The rate of a kernel with this bound; only ratios between two GPUs are meaningful."""
@@ -38,6 +39,7 @@ GPU_SPEEDS: Sequence[GpuSpeed] = (
         732,
         (9.3, 9.3, 18.7),
         "NVIDIA Tesla P100 data sheet",
+        bf16=False,
     ),
     GpuSpeed(
         "V100 SXM2",
@@ -45,6 +47,7 @@ GPU_SPEEDS: Sequence[GpuSpeed] = (
         900,
         (15.7, 15.7, 125),
         "NVIDIA Tesla V100 data sheet",
+        bf16=False,
     ),
     GpuSpeed(
         "V100 PCIe",
@@ -52,8 +55,9 @@ GPU_SPEEDS: Sequence[GpuSpeed] = (
         900,
         (14.0, 14.0, 112),
         "NVIDIA Tesla V100 data sheet",
+        bf16=False,
     ),
-    GpuSpeed("T4", r"T4", 300, (8.1, 8.1, 65)),
+    GpuSpeed("T4", r"T4", 300, (8.1, 8.1, 65), bf16=False),
     GpuSpeed(
         "A100 SXM4 40GB", r"A100[- ]SXM4?[- ]40GB", 1555, (19.5, 156, 312), "NVIDIA A100 data sheet"
     ),
@@ -112,7 +116,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_DTYPES: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "half", "fp16": "half"}
+_DTYPES: dict[str, Precision] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "half"}
 
 
 def parse_flops(text: str) -> StatedFlops:
@@ -120,7 +124,7 @@ def parse_flops(text: str) -> StatedFlops:
     write.
 
     >>> parse_flops("1.2T:bf16")
-    StatedFlops(total=1200000000000.0, precision='half')
+    StatedFlops(total=1200000000000.0, precision='bf16')
     """
     parts = _STATED.fullmatch(text.strip())
     total = float(parts["number"]) * _SCALES[parts["scale"].upper()] if parts is not None else 0.0

@@ -365,7 +365,8 @@ class AttachedProcess(Stored, frozen=True):
     model_parallel: bool = False  # whether parameters are sharded without FSDP
 
 
-Precision = Literal["fp32", "tf32", "half"]
+Precision = Literal["fp32", "tf32", "half", "bf16"]
+"""Of matrix products: `half` is fp16, in runs of older versions bf16 as well."""
 
 
 class StepFlops(Stored, frozen=True):

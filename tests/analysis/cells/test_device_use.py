@@ -23,6 +23,7 @@ from tests.helpers.known import known
 from tests.helpers.run_cells import cell_data, run_of, windows, with_ranks
 
 A100 = "NVIDIA A100-SXM4-40GB"
+V100 = "Tesla V100-SXM2-16GB"
 
 POINTS = tuple(column.name for column in DEVICE.columns if column.quantity == "points")
 
@@ -41,6 +42,13 @@ def test_convolutions_and_products_have_their_own_peak() -> None:
     ("flops", "name", "least_us", "reason"),
     [
         (StepFlops(total=312 * 10**9, product_precision="half"), A100, 1000.0, ""),
+        (StepFlops(total=312 * 10**9, product_precision="bf16"), A100, 1000.0, ""),
+        (
+            StepFlops(total=10**9, product_precision="bf16"),
+            V100,
+            None,
+            f"{V100} emulates bf16: no peak of it is specified",
+        ),
         (StepFlops(total=10**9), "cpu", None, "a CPU has no specified peak"),
         (StepFlops(total=10**9), "NVIDIA B999", None, "no specified peak of NVIDIA B999"),
         (

@@ -154,9 +154,10 @@ def test_the_precision_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) 
     built = BuiltModel(flat(nn.Linear(3072, 10)))
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=False))
     monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(allow_tf32=True))
-    plain, half = count_step_flops(built, BATCH, "off"), count_step_flops(built, BATCH, "bf16")
+    plain, half, bf16 = (count_step_flops(built, BATCH, amp) for amp in ("off", "fp16", "bf16"))
     assert (plain.product_precision, plain.convolution_precision) == ("fp32", "tf32")
     assert (half.product_precision, half.convolution_precision) == ("half", "half")
+    assert bf16.product_precision == bf16.convolution_precision == "bf16"
 
 
 def test_the_rate_of_matrix_products_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
