@@ -8,6 +8,7 @@ nodes, rendezvous) comes from torchrun's environment. `dpscope run --dry-run` an
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,9 @@ from dpscope.launch.jobs.parent_death import die_with_job
 
 if __name__ == "__main__":
     die_with_job()  # before the imports below, which take longer than it takes to kill a run
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # not torchrun's handlers, which a fork of it has
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 from dpscope.launch.jobs.assignment import read_assignment
 from dpscope.launch.jobs.worker_process import Task, TorchrunPlace, work

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpscope.launch.jobs.devices import DeviceType
 from dpscope.profiling.records.quantities import Count, Positive, Stamp
 from dpscope.profiling.store.errors import DpscopeError
 
 WORKER_MODULE = "dpscope.launch.worker"
+_WORKER_PATH = Path(__file__).parents[1] / "worker.py"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,10 +30,16 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config: str | None = None
     nodes: Positive = 1
 
-    @property
-    def program(self) -> tuple[str, ...]:
-        """What torchrun starts in each process."""
-        return "-m", WORKER_MODULE, msgspec.json.encode(self, enc_hook=str).decode()
+    def program(self, kind: DeviceType) -> tuple[str, ...]:
+        """What torchrun starts in each process, with the options that it takes.
+
+        Processes on the CPU are forks of torchrun's, which has imported torch for all of them: that
+        takes seconds. A GPU's driver does not support forks.
+        """
+        argument = msgspec.json.encode(self, enc_hook=str).decode()
+        if kind == "cpu":
+            return "--start-method=fork", "--run-path", str(_WORKER_PATH), argument
+        return "-m", WORKER_MODULE, argument
 
     @property
     def folder(self) -> Path:

@@ -215,7 +215,9 @@ def planned_comparisons(out: Path) -> Sequence[Job]:
     return [
         Job(
             name=job.cell.name,
-            program=Assignment(task="equal", out=str(out), cell=job.cell.name).program,
+            program=Assignment(task="equal", out=str(out), cell=job.cell.name).program(
+                settings.device
+            ),
             folder=JobFolder(job.folder(out)),
             threads=settings.threads_per_process,
             processes=job.cell.processes,

@@ -234,7 +234,9 @@ def train_job(
 ) -> TrainJob:
     return TrainJob(
         name=f"{cell.name} seed {seed}",
-        program=Assignment(task="train", out=str(out.path), cell=cell.name, seed=seed).program,
+        program=Assignment(task="train", out=str(out.path), cell=cell.name, seed=seed).program(
+            kind
+        ),
         folder=out.training(cell, seed),
         threads=threads,
         processes=cell.processes,

@@ -227,7 +227,7 @@ def _job(settings: CalibrationSettings, folder: JobFolder) -> Job:
     layout = settings.job
     return Job(
         name="NCCL's choices" if settings.nccl_log else "calibration",
-        program=Assignment(task="calibrate", out=str(folder.path)).program,
+        program=Assignment(task="calibrate", out=str(folder.path)).program(settings.device),
         folder=folder,
         threads=max(1, usable_cores() // layout.per_node),
         processes=layout.devices,

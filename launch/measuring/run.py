@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dpscope.launch.jobs.assignment import Assignment
-from dpscope.launch.jobs.devices import resolve_devices
+from dpscope.launch.jobs.devices import DeviceType, resolve_devices
 from dpscope.launch.jobs.job_outcome import JobOutcome
 from dpscope.launch.jobs.job_queue import (
     THIS_HOST,
@@ -164,7 +164,7 @@ def plan_run(
             estimate_s=estimates[job.cell].duration_s,
             batches_grow=resolved.matrix.batch_growth is not None,
         )
-        for job in _jobs(run, cells, repeats, threads, orders)
+        for job in _jobs(run, cells, repeats, kind, threads, orders)
         if job.repeat < fewer.get(job.cell.name, repeats)
     ]
     findings = (
@@ -199,7 +199,12 @@ def _orders(
 
 
 def _jobs(
-    run: RunFolder, cells: Sequence[Cell], repeats: int, threads: int, orders: Sequence[Order]
+    run: RunFolder,
+    cells: Sequence[Cell],
+    repeats: int,
+    kind: DeviceType,
+    threads: int,
+    orders: Sequence[Order],
 ) -> list[CellJob]:
     """All repeats of the cells in turns, each in its order; without orders in that of the cells."""
     turns = orders or [tuple(range(len(cells)))] * repeats
@@ -207,7 +212,9 @@ def _jobs(
     return [
         CellJob(
             name=f"{cell.name} repeat {repeat}",
-            program=Assignment(task="measure", out=out, cell=cell.name, repeat=repeat).program,
+            program=Assignment(task="measure", out=out, cell=cell.name, repeat=repeat).program(
+                kind
+            ),
             folder=run.repeat(cell, repeat),
             threads=threads,
             processes=cell.processes,
@@ -228,7 +235,8 @@ def planned_cells(out: Path) -> Sequence[Job]:
         return []
     run, manifest = RunFolder(out), RunFolder(out).manifest()
     cells, repeats = planning.measured_cells(manifest.plan), manifest.config.measurement.repeats
-    return _jobs(run, cells, repeats, manifest.threads_per_process, manifest.orders)
+    kind, threads = manifest.device_type, manifest.threads_per_process
+    return _jobs(run, cells, repeats, kind, threads, manifest.orders)
 
 
 def describe_plan(
@@ -281,7 +289,7 @@ def describe_plan(
                 config=None if config_path is None else str(config_path),
                 nodes=nodes,
             )
-            job = replace(job, program=by_hand.program)
+            job = replace(job, program=by_hand.program(description.device_type))
         # to be given on each node, with its number
         command = shlex.join(job.command).replace("--node-rank=0", "--node-rank=NODE")
         console.print(Text(command), soft_wrap=True)

@@ -46,7 +46,7 @@ def test_a_cell_with_loader_workers_ends_with_all_its_processes(
         job = subprocess.Popen(
             Job(
                 name="",
-                program=by_hand.program,
+                program=by_hand.program("cpu"),
                 folder=JobFolder(tmp_path),
                 threads=1,
                 processes=processes,

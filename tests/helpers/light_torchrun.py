@@ -31,7 +31,11 @@ def light_jobs() -> Iterator[None]:
 
 
 def main() -> int:
-    first = sys.argv.index("-m")
+    first = next(
+        place
+        for place, argument in enumerate(sys.argv)
+        if place and (argument == "-m" or not argument.startswith("-"))
+    )
     (count,) = (
         int(part.partition("=")[2])
         for part in sys.argv[:first]

@@ -73,11 +73,13 @@ def command_of(process: int) -> bytes:
 
 
 def torchruns_of(out: Path) -> list[int]:
-    return [
+    """Those of a run's processes; ranks and their children may be forks with the same command."""
+    same_command = [
         process
         for process in processes_of(out)
         if b"dpscope.launch.torchrun" in command_of(process)
     ]
+    return [process for process in same_command if parent_of(process) not in same_command]
 
 
 def parent_of(process: int) -> int:
