@@ -74,8 +74,8 @@ def run(request: RunRequest) -> None:
     from dpscope.launch.planning.run_config import load_config
 
     console, out = open_console(), request.out
-    settings = load_config(request.config, request.flags)
     place = this_node(request, request.dry_run)
+    settings = load_config(request.config, request.flags)
     nodes = place.count if place is not None else 1
     check_idle_options(settings, request.flags, nodes)
     if request.detect is not None:

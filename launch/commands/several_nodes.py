@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dpscope.launch.jobs.job_queue import JobStarter
     from dpscope.launch.jobs.node_place import NodePlace
     from dpscope.launch.jobs.torchrun import Job
-    from dpscope.launch.nodes.board import Node0, NodeInfo, NodeStart
+    from dpscope.launch.nodes.board import NodeInfo
 
 _NODE_S_OWN = ("node_rank", "wait_for_nodes", "out")  # and compared in another way
 _WAIT_S = 300.0  # people start the command on one node after another
@@ -78,28 +79,31 @@ def on_all_nodes(
     def note(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    out, given = folder or request.out, request.given
-    options = {
-        f"--{name.replace('_', '-')}": str(value)
-        for name, value in given.items()
-        if name not in _NODE_S_OWN
-    }
-    options["--out"] = str(out)
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.jobs.out_folder import check_writable
     from dpscope.launch.nodes.board import NodeStart
     from dpscope.launch.nodes.team import follow, led
 
-    start = NodeStart(
-        place, out, options, note, request.wait_for_nodes or _WAIT_S, functools.partial(_plan, out)
-    )
+    out = folder or request.out
+    wait_s = request.wait_for_nodes or _WAIT_S
+    start = NodeStart(place, out, note, wait_s, functools.partial(_plan, out))
+    terms = _terms(place, request, out)
     if place.rank > 0:
         with _ended_at_once():
-            raise typer.Exit(follow(start, functools.partial(_node_info, start, device)))
+            raise typer.Exit(follow(start, functools.partial(_node_info, place, device, terms)))
     check_writable(out)
-    on_gpus = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind == "cuda"
-    with led(start, on_gpus) as team:
+    kind = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device)).kind
+    with led(start, {**terms, "device": kind}) as team:
         yield team
+
+
+def _terms(place: "NodePlace", request: NodeOptions, out: Path) -> dict[str, str]:
+    """What must be the same on all nodes, the kind of device excepted."""
+    terms = {"dpscope": version("dpscope"), "node count": str(place.count), "--out": str(out)}
+    for name, value in request.given.items():
+        if name not in _NODE_S_OWN:
+            terms[f"--{name.replace('_', '-')}"] = str(value)
+    return terms
 
 
 @contextmanager
@@ -121,22 +125,23 @@ def _ended_at_once() -> Iterator[None]:
         os._exit(error.exit_status if isinstance(error, DpscopeError) else error.exit_code)
 
 
-def _node_info(start: "NodeStart", device: str, node0: "Node0") -> "NodeInfo":
+def _node_info(place: "NodePlace", device: str, terms: dict[str, str]) -> "NodeInfo":
     """What this node is; raises DpscopeError where it cannot take part."""
     from dpscope.launch.jobs.devices import resolve_devices
     from dpscope.launch.nodes.board import NodeInfo
     from dpscope.profiling.machine.environment import collect_environment
-    from dpscope.profiling.machine.interfaces import host_at
+    from dpscope.profiling.machine.interfaces import connection_to, host_at
     from dpscope.profiling.machine.nvml import open_nvml
 
     try:
         devices = resolve_devices(cast(Literal["auto", "cuda", "cpu"], device))
     except DpscopeError as error:
-        raise DpscopeError(f"node {start.place.rank} cannot take part: {error}") from error
+        raise DpscopeError(f"node {place.rank} cannot take part: {error}") from error
     on_gpus = devices.kind == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
+    here, node0 = connection_to(place.address.port)
     return NodeInfo(
-        host_at(start.place.rank, node0.address_here, environment), node0.address, devices.count
+        host_at(place.rank, here, environment), node0, {**terms, "device": devices.kind}
     )
 
 

@@ -47,9 +47,9 @@ def train(request: TrainRequest) -> None:
     from dpscope.launch.learning.train_run import run_trainings
 
     target_accuracy = options.read_accuracy(request.target_accuracy)
-    settings = load_train_config(request.config, request.flags)
     console, out = open_console(), request.out
     place = this_node(request, request.dry_run)
+    settings = load_train_config(request.config, request.flags)
     if request.dry_run:
         nodes = place.count if place is not None else 1
         describe_trainings(settings, out, console, request.fresh, nodes)

@@ -49,16 +49,6 @@ class JobStarter:
         """The nodes if there are several; `environment` is this one's."""
         return ()
 
-    def clear(self) -> None:
-        """Have the other nodes end processes that earlier commands left running in the run folder,
-        whose lock is held.
-        """
-
-    def check_gpus(self, jobs: Sequence[Job]) -> None:
-        """Raise DpscopeError if another node has fewer GPUs than one of the jobs over several nodes
-        needs there.
-        """
-
     def dismiss(self, exit_status: int, message: str = "") -> None:
         """Tell the other nodes that the command has ended, with its exit status."""
 
@@ -192,15 +182,14 @@ class Outcome(Generic[ResultT]):
 
 
 @contextmanager
-def held(out: Path, console: Console, starter: JobStarter = THIS_HOST) -> Iterator[None]:
-    """Hold a run folder's lock, and first end processes that an earlier command left running there,
-    on all nodes.
+def held(out: Path, console: Console) -> Iterator[None]:
+    """Hold a run folder's lock, and first end processes that an earlier command left running there
+    on this host.
 
     Raises DpscopeError if another dpscope writes there.
     """
     with locked(out, wait=False, note=lambda text: console.print(Text(text), soft_wrap=True)):
         warn_about_leftover_processes(end_leftovers(RunFolder(out)), console)
-        starter.clear()
         yield
 
 

@@ -15,7 +15,7 @@ DEFAULT_PORT = 29500
 @dataclass(frozen=True)
 class Address:
     host: str
-    port: int  # 0: any, which the run folder has
+    port: int
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -27,8 +27,7 @@ class NodePlace:
 
     count: int
     rank: int
-    address: Address | None  # of node 0; None: only the run folder has it
-    job: str | None = None  # identifier of this start, equal on all its nodes; None if unknown
+    address: Address  # of node 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class _Launcher:
     rank: int | None = None
     tasks_here: int | None = None  # processes that it started on this node
     address: Address | None = None
-    job: str | None = None
 
 
 def node_place(
@@ -67,11 +65,11 @@ def node_place(
             f"--node-rank {rank}: with {count} nodes, give a number from 0 to {count - 1}"
         )
     address = launcher.address if rendezvous is None else parse_address(rendezvous)
-    if address is None and launcher.job is None:
+    if address is None:
         raise DpscopeError(
             f"--nodes {nodes}: no launcher sets the rendezvous; give --rendezvous HOST:PORT, with node 0's name or address"
         )
-    return NodePlace(count, rank, address, launcher.job)
+    return NodePlace(count, rank, address)
 
 
 def _count(launcher: _Launcher) -> int:
@@ -144,8 +142,6 @@ def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
     nodes = _number(environment, "SLURM_STEP_NUM_NODES")
     if not nodes:
         return None
-    numbers = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    job = "-".join(["slurm", *(environment.get(name, "0") for name in numbers)])
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     host = first_host(listed)
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or nodes
@@ -154,27 +150,28 @@ def _slurm(environment: Mapping[str, str]) -> _Launcher | None:
         nodes,
         _number(environment, "SLURM_NODEID"),
         tasks_here=math.ceil(tasks / nodes),
-        address=None if host is None else Address(host, 0),
-        job=job,
+        address=None if host is None else Address(host, _slurm_port(environment)),
     )
+
+
+def _slurm_port(environment: Mapping[str, str]) -> int:
+    """A port that differs between jobs, and steps of a job, which may share node 0; below those
+    that systems give to outgoing connections.
+    """
+    job, step = (_number(environment, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return 20_000 + (10 * job + step) % 10_000
 
 
 def _open_mpi(environment: Mapping[str, str]) -> _Launcher | None:
     size = _number(environment, "OMPI_COMM_WORLD_SIZE")
     if size is None:
         return None
-    start = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
-    return _Launcher(
-        "Open MPI",
-        size,
-        _number(environment, "OMPI_COMM_WORLD_RANK"),
-        tasks_here=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        job=None if start is None else f"mpi-{start}",
-    )
+    rank = _number(environment, "OMPI_COMM_WORLD_RANK")
+    return _Launcher("Open MPI", size, rank, _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 
 def _pmi(environment: Mapping[str, str]) -> _Launcher | None:
-    """MPICH's and Intel's launchers, which set no common job name."""
+    """MPICH's and Intel's launchers."""
     size = _number(environment, "PMI_SIZE")
     if size is None:
         return None

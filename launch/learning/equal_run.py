@@ -193,7 +193,7 @@ def run_equality(
     or when `out` holds something else.
     """
     check_equality_place(out)
-    with held(out, console, starter):
+    with held(out, console):
         (out / EQUALITY_NAME).unlink(missing_ok=True)
         if (
             earlier := read_json_if_there(out / EQUALITY_FOLDER / SETTINGS_NAME, EqualitySettings)

@@ -94,8 +94,7 @@ def run_trainings(
     description = plan_trainings(config, out, fresh, starter.count)
     print_train_plan(description, console)
     folder = TrainFolder(out)
-    starter.check_gpus(description.jobs)
-    with held(out, console, starter), contextlib.ExitStack() as stack:
+    with held(out, console), contextlib.ExitStack() as stack:
         if fresh and is_train_folder(out):
             _remove_trainings(folder)
         manifest = open_train_manifest(folder, description, starter)

@@ -376,8 +376,7 @@ def run_sweep(
     if repeats_by_cell is None or description.to_do:  # --detect prints its choice itself
         print_beginning(description, console)
     run = RunFolder(out)
-    starter.check_gpus(description.jobs)
-    with held(run.path, console, starter):
+    with held(run.path, console):
         if fresh and is_run_folder(run.path):
             _remove_measurements(run)
         _open_manifest(run, description, console, dict(repeats_by_cell or {}), starter)

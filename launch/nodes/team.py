@@ -5,48 +5,38 @@ Imports no torch.
 """
 
 import contextlib
-import hashlib
-import tempfile
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dpscope.launch.jobs.job_outcome import JobWait
 from dpscope.launch.jobs.job_queue import JobStarter
-from dpscope.launch.jobs.torchrun import Job, TorchrunJob, end_leftovers
+from dpscope.launch.jobs.torchrun import Job, TorchrunJob
 from dpscope.launch.nodes.board import (
     Board,
-    Node0,
     NodeInfo,
     NodeLostError,
     NodeStart,
     State,
-    check_alike,
-    found_meeting,
-    opened_meeting,
+    found_board,
+    is_shared,
+    opened_board,
 )
 from dpscope.profiling.machine.interfaces import free_port, host_at, interface_of
-from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Environment, Host
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import JobFolder, RunFolder
 from dpscope.profiling.store.shown_text import one_line
 
-_CLEARED_S = 30.0  # ending processes that outlive SIGTERM takes ten
 SEEN_WITHIN_S = 10.0  # a network's file system shows a new file of another host late
 _LEAVE_S = 5.0  # for the others to read how the command ended, before the store ends with node 0
-# in which torchrun ends by itself after another node's: its ranks notice that their peers are gone
-_SELF_END_S = 8.0
-_REPORT_S = 15.0  # for a node's report on its part of a job that has ended
-_AT_SUCCESS_S = 60.0  # the same after success: no node is ended before it has ended by itself
-_LOSS_SEEN_S = 17.0  # longer than a node may be silent
-_LONGEST_JOB_S = 1e8  # on another node: node 0 keeps the time
-_LOG_BYTES = 256 << 10  # of the end of another node's log
+# After a node's torchrun has failed the others notice that their peers are gone, and a node that is
+# silent is found lost: who failed first is known only then.
+_CAUSE_KNOWN_S = 17.0
+_ENDED_S = 60.0  # for the other nodes to end their parts of a job
 _POLL_S = 0.1
 
 
@@ -60,47 +50,45 @@ def _wait(wait_s: float, over: Callable[[], bool]) -> bool:
     return True
 
 
-def _digest(command: Sequence[str]) -> str:
-    """A digest of a job's command without the interpreter's path, which differs between nodes."""
-    return hashlib.sha256("\0".join(command[1:]).encode()).hexdigest()
-
-
 class Team(JobStarter):
     """All nodes, led by this one; starts jobs on one node or on several."""
 
-    def __init__(self, board: Board, start: NodeStart) -> None:
+    def __init__(self, board: Board, start: NodeStart, terms: Mapping[str, str]) -> None:
+        """`terms` of the command must be the same on all nodes."""
         self.others = sorted(board.states)
         self.count = 1 + len(self.others)
-        self._board, self._start = board, start
+        self._board, self._start, self._terms = board, start, terms
         self._attempt = 0
 
     def gather(self) -> None:
         """Wait for all nodes; raises DpscopeError if one does not join, or cannot take part."""
-        missing = list(self.others)
 
         def all_joined() -> bool:
-            for node, state in self._board.states.items():
-                if state.beat > 0 and (loss := self.loss(node)) is not None:
-                    raise DpscopeError(loss)
-            for node in [absent for absent in missing if absent in self._board.joined]:
-                missing.remove(node)
-                self._start.note(f"{self.name(node)} has joined.")
-            return not missing
+            if (lost := self.lost) is not None:
+                raise DpscopeError(lost)
+            return len(self._board.joined) == len(self.others)
 
         if not _wait(self._start.wait_s, all_joined):
+            missing = [self.name(node) for node in self.others if node not in self._board.joined]
             raise DpscopeError(
-                f"--nodes {self.count}: {', '.join(map(self.name, missing))} did not join within {self._start.wait_s:g} s; start "
-                "the command there too, and check that this host can be reached from there and that all nodes share --out"
+                f"--nodes {self.count}: {', '.join(missing)} did not join within {self._start.wait_s:g} s; start the command "
+                "there too, and check that this host can be reached from there"
             )
+        for node, info in self._board.joined.items():
+            for name in dict.fromkeys((*self._terms, *info.terms)):
+                here, there = self._terms.get(name, "unset"), info.terms.get(name, "unset")
+                if here != there:
+                    raise DpscopeError(
+                        f"{self.name(node)} was started with {name} {there}, node 0 with {here}: give the same command, of the "
+                        "same version, on all nodes, which must all have GPUs or run on the CPU"
+                    )
 
     @property
     def lost(self) -> str | None:
-        return next((loss for node in self.others if (loss := self.loss(node)) is not None), None)
-
-    def loss(self, node: int) -> str | None:
-        """The message that a node is lost, with the evidence; None while it is alive."""
-        evidence = self._board.lost(node)
-        return None if evidence is None else f"{self.name(node)} was lost: {evidence}"
+        for node in self.others:
+            if (evidence := self._board.lost(node)) is not None:
+                return f"{self.name(node)} was lost: {evidence}"
+        return None
 
     def name(self, node: int) -> str:
         """Such as ``node 1 (gpu07)``."""
@@ -108,13 +96,11 @@ class Team(JobStarter):
         return f"node {node}" if info is None else f"node {node} ({one_line(info.host.hostname)})"
 
     def hosts(self, environment: Environment) -> tuple[Host, ...]:
+        infos = [self._board.joined[node] for node in self.others]
+        node0 = host_at(0, infos[0].node0_address, environment)
         # node 0's environment is in the manifest
-        node0 = msgspec.structs.replace(host_at(0, self._address, environment), environment=None)
-        return node0, *(self._board.joined[node].host for node in self.others)
-
-    @property
-    def _address(self) -> str:
-        return self._board.joined[1].node0_address
+        node0 = msgspec.structs.replace(node0, environment=None)
+        return node0, *(info.host for info in infos)
 
     def start(self, job: Job) -> TorchrunJob:
         """Start a job on its nodes; raises NodeLostError if a node is lost."""
@@ -122,62 +108,39 @@ class Team(JobStarter):
             raise NodeLostError(lost)
         if job.nodes == 1:
             return TorchrunJob(job)
-        self.check_gpus([job])
-        port, address = free_port(), self._address
-        self._begin(job=_digest(job.command), port=port)
-        part = replace(job, address=address, port=port)
-        return NodesJob(self, self.others[: job.nodes - 1], part, interface_of(address))
-
-    def _begin(self, **changes: Any) -> None:
+        port, address = free_port(), self._board.joined[1].node0_address
         self._attempt += 1
-        self._board.publish(attempt=self._attempt, must_end=False, **changes)
-
-    def check_gpus(self, jobs: Sequence[Job]) -> None:
-        per_node = max((job.per_node for job in jobs if job.nodes > 1), default=0)
-        for node, info in self._board.joined.items():
-            if info.gpus is not None and info.gpus < per_node:
-                raise DpscopeError(
-                    f"{self.name(node)} has {counted(info.gpus, 'GPU')} that torch can use, and {per_node} on each node are "
-                    f"requested; request {info.gpus} at most, or start the command on nodes that have {per_node}"
-                )
-
-    def clear(self) -> None:
-        self._begin(job=None)
-        self.await_ends(self.others, _CLEARED_S)
+        self._board.publish(attempt=self._attempt, job=str(job.folder.path), port=port)
+        part = replace(job, address=address, port=port)
+        return NodesJob(self, part, interface_of(address))
 
     def end_on_others(self) -> None:
         """Have the other nodes end the job."""
-        self._board.publish(must_end=True)
+        self._board.publish(job=None)
 
-    def ended(self, node: int) -> bool:
-        """Whether a node's part of the job is over."""
-        state = self._board.states[node]
-        return state.attempt == self._attempt and state.ended
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over on all other nodes."""
+        return all(state.attempt == self._attempt for state in self._board.states.values())
 
-    def failed(self, node: int) -> bool:
-        """Whether its part is over, and did not end well by itself."""
-        return self.ended(node) and self._board.states[node].exit_status != 0
-
-    def await_ends(self, nodes: Sequence[int], wait_s: float) -> None:
-        """Wait until the parts of these nodes are over, lost nodes excepted."""
-        _wait(wait_s, lambda: all(self.ended(node) or self.loss(node) for node in nodes))
+    @property
+    def failed(self) -> bool:
+        """Whether it is over on one of them and did not end well by itself."""
+        ended = [node for node in self._board.states.values() if node.attempt == self._attempt]
+        return any(state.exit_status != 0 for state in ended)
 
     def dismiss(self, exit_status: int, message: str = "") -> None:
-        self._board.publish(left=message, exit_status=exit_status)
-        states, joined = self._board.states, self._board.joined
-        _wait(
-            _LEAVE_S,
-            lambda: all(states[node].left is not None or self.loss(node) for node in joined),
-        )
+        board = self._board
+        board.publish(left=message, exit_status=exit_status)
+        _wait(_LEAVE_S, lambda: all(board.states[node].left is not None for node in board.joined))
 
 
 class NodesJob(TorchrunJob):
-    """Node 0's part of a job over several nodes, and the reports of the `others` on theirs."""
+    """Node 0's part of a job over several nodes, which the others report to have ended."""
 
-    def __init__(self, team: Team, others: Sequence[int], job: Job, interface: str | None) -> None:
-        self._team, self._others = team, others
-        self._failed_at_s: float | None = None  # when another node's torchrun failed
-        self._exit_status: int | None = None
+    def __init__(self, team: Team, job: Job, interface: str | None) -> None:
+        self._team = team
+        self._succeeded = False
         super().__init__(job, interface)
 
     def wait(
@@ -186,40 +149,36 @@ class NodesJob(TorchrunJob):
         on_progress: Callable[[str | None], None],
         stop_requested: Callable[[], bool],
     ) -> tuple[JobWait, int | None]:
-        """Wait for all nodes: once a node's torchrun has failed, the others have _SELF_END_S to end
-        by themselves.
-        """
+        """Wait for all nodes; after a failure, until it is known which node's it was."""
 
-        def over() -> bool:
-            if self._failed_at_s is None and any(map(self._team.failed, self._others)):
-                self._failed_at_s = time.monotonic()
-            failed_at_s = self._failed_at_s
-            failed = failed_at_s is not None and time.monotonic() - failed_at_s > _SELF_END_S
-            return stop_requested() or self._is_lost() or failed
+        def stopped() -> bool:
+            self.lost = self._team.lost
+            return stop_requested() or self.lost is not None
 
-        how, self._exit_status = super().wait(timeout_s, on_progress, over)
-        if how == "timed_out" or self._exit_status == 0:
-            return how, self._exit_status
-        if how == "stopped" and stop_requested():
-            return how, None
-        # A loss is noticed later than its consequences.
-        _wait(_LOSS_SEEN_S, lambda: self._is_lost() or all(map(self._team.ended, self._others)))
-        if self._is_lost():
-            return "lost", None
-        return "exited", self._exit_status or 1
+        team = self._team
+        how, exit_status = super().wait(timeout_s, on_progress, lambda: stopped() or team.failed)
+        self._succeeded = exit_status == 0
+        if self._succeeded or how == "timed_out" or stop_requested():
+            return how, exit_status
+        if how == "stopped":
+            super().wait(_CAUSE_KNOWN_S, on_progress, stopped)
+        _wait(_CAUSE_KNOWN_S, lambda: stopped() or team.ended)
+        return ("exited", exit_status or 1) if self.lost is None else ("lost", None)
 
     def end(self) -> list[int]:
         """End the job on all nodes, and add the output of the other nodes' processes to the log."""
-        if self._exit_status == 0:
-            self._team.await_ends(self._others, _AT_SUCCESS_S)
-        self._team.end_on_others()
+        team = self._team
+        if not self._succeeded:
+            team.end_on_others()
         left = super().end()
-        self._team.await_ends(self._others, _REPORT_S)
-        for node in self._others:
+        _wait(_ENDED_S, lambda: team.ended or team.lost is not None)
+        for node in team.others:
+            folder = self.folder.of_node(node)
             with contextlib.suppress(OSError), open(self.folder.log_path, "a") as log:
-                text = self.folder.node_log_path(node).read_text(errors="replace")
-                log.write(f"--- {self._team.name(node)} ---\n{text}\n")
-                self.folder.node_log_path(node).unlink()
+                text = folder.log_path.read_text(errors="replace")
+                log.write(f"--- {team.name(node)} ---\n{text}\n")
+                folder.log_path.unlink()
+                folder.path.rmdir()
         return left
 
     def rank_location(self, rank: int | None) -> str:
@@ -227,19 +186,12 @@ class NodesJob(TorchrunJob):
             return ""
         return f" on {self._team.name(rank // self.processes_per_node)}"
 
-    def _is_lost(self) -> bool:
-        losses = [loss for node in self._others if (loss := self._team.loss(node)) is not None]
-        self.lost = losses[0] if losses else None
-        return bool(losses)
-
 
 @contextmanager
-def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
-    """Node 0, once all nodes have joined; a DpscopeError of the block dismisses them with its
-    message.
-    """
-    with opened_meeting(start, on_gpus) as board:
-        team = Team(board, start)
+def led(start: NodeStart, terms: Mapping[str, str]) -> Iterator[Team]:
+    """Node 0, once all have joined; a DpscopeError of the block dismisses the others with it."""
+    with opened_board(start) as board:
+        team = Team(board, start, terms)
         try:
             team.gather()
             yield team
@@ -248,20 +200,18 @@ def led(start: NodeStart, on_gpus: bool) -> Iterator[Team]:
             raise
 
 
-def follow(start: NodeStart, describe: Callable[[Node0], NodeInfo]) -> int:
+def follow(start: NodeStart, describe: Callable[[], NodeInfo]) -> int:
     """Any other node: look for node 0 and take part until the end; returns node 0's exit status.
 
-    `describe` gives this node. Raises NodeLostError if node 0 is lost, DpscopeError if it is not
-    found, was started otherwise, or starts a job that is not planned.
+    `describe` gives this node once it is connected. Raises NodeLostError if node 0 is lost,
+    DpscopeError if it is not found, has another run folder, or starts a job that is not planned.
     """
-    node0 = found_meeting(start)
-    board, reason = node0.board, ""
+    board, reason = found_board(start), ""
     try:
-        info = describe(node0)
-        check_alike(start, info, node0.meeting)
+        if not _wait(SEEN_WITHIN_S, lambda: is_shared(start.out)):
+            raise DpscopeError(f"--out {start.out}: node 0 has another folder; all must share it")
         with board.stop.listening():
-            board.publish(info=info)
-            return _Follower(start, info, board, node0.meeting.hostname).follow()
+            return _Follower(start, describe(), board).follow()
     except DpscopeError as error:
         reason = str(error)
         raise
@@ -272,22 +222,22 @@ def follow(start: NodeStart, describe: Callable[[Node0], NodeInfo]) -> int:
 
 @dataclass(frozen=True)
 class _Follower:
-    """A node that runs its part of each planned job that node 0, on the host `leader`, starts."""
+    """A node that runs its part of each planned job that node 0 starts."""
 
     start: NodeStart
     info: NodeInfo
     board: Board
-    leader: str
 
     def follow(self) -> int:
-        done = 0
-        while (state := self.board.states[0]).left is None:
-            if (lost := self.board.lost(0)) is not None:
-                raise NodeLostError(f"node 0 ({self.leader}) was lost: {lost}")
-            if state.attempt != done:
-                done = state.attempt
-                self.board.publish(attempt=done, ended=False)
-                self.board.publish(ended=True, exit_status=self._run(state))
+        board, ended = self.board, 0
+        board.publish(info=self.info)
+        while (state := board.states[0]).left is None:
+            if (lost := board.lost(0)) is not None:
+                raise NodeLostError(f"node 0 ({self.start.place.address}) was lost: {lost}")
+            if state.attempt != ended:
+                exit_status = self._run(state)
+                ended = state.attempt
+                board.publish(attempt=ended, exit_status=exit_status)
             time.sleep(_POLL_S)
         if state.left:
             self.start.note(one_line(state.left))
@@ -300,43 +250,35 @@ class _Follower:
         job's folder.
         """
         if begun.job is None:
-            end_leftovers(RunFolder(self.start.out))
-            return 0
-        job, node = self._planned(begun.job), self.info.host.node
+            return None
+        job, node = self._planned(begun.job), self.start.place.rank
         if node >= job.nodes:
             return 0
 
         def over() -> bool:
             now = self.board.states[0]
-            ended = now.attempt != begun.attempt or now.must_end or now.left is not None
-            return ended or self.board.lost(0) is not None
+            is_current = now.attempt == begun.attempt and now.job is not None
+            return not is_current or self.board.lost(0) is not None
 
         self.start.note(f"{job.name}: started")
-        with tempfile.TemporaryDirectory(
-            prefix="dpscope-node-", ignore_cleanup_errors=True
-        ) as path:
-            folder, address = JobFolder(Path(path)), self.info.node0_address
-            part = replace(job, node=node, address=address, port=begun.port, folder=folder)
-            running = TorchrunJob(part, self.info.host.interface)
-            try:
-                _, exit_status = running.wait(_LONGEST_JOB_S, lambda state: None, over)
-            finally:
-                running.end()
-            with contextlib.suppress(OSError):
-                log = folder.log_path.read_bytes()[-_LOG_BYTES:]
-                job.folder.node_log_path(node).write_bytes(log)
-        self.start.note(f"{job.name}: ended")
-        return exit_status
+        address, folder = self.info.node0_address, job.folder.of_node(node)
+        part = replace(job, node=node, address=address, port=begun.port, folder=folder)
+        running = TorchrunJob(part, self.info.host.interface)
+        try:
+            return running.wait(math.inf, lambda state: None, over)[1]
+        finally:
+            running.end()
+            self.start.note(f"{job.name}: ended")
 
-    def _planned(self, digest: str) -> Job:
+    def _planned(self, folder: str) -> Job:
         """The job that node 0 means, as this node derives it."""
-        deadline_s = time.monotonic() + SEEN_WITHIN_S
-        while time.monotonic() < deadline_s:
-            for job in self.start.plan():
-                if _digest(job.command) == digest:
-                    return job
-            time.sleep(_POLL_S)
-        raise DpscopeError(
-            f"--out {self.start.out}: node 0 began a job that node {self.info.host.node} does not find in the plan; check "
-            "that all nodes share the folder"
-        )
+
+        def planned() -> dict[str, Job]:
+            return {str(job.folder.path): job for job in self.start.plan()}
+
+        if not _wait(SEEN_WITHIN_S, lambda: folder in planned()):
+            raise DpscopeError(
+                f"--out {self.start.out}: node 0 began a job that node {self.start.place.rank} does not find in the plan; check "
+                "that all nodes share the folder"
+            )
+        return planned()[folder]

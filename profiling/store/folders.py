@@ -40,7 +40,8 @@ ATTACHED_PREFIX = ".tmp-attached-"
 # in a repeat, or in the run for jobs of an attached script: the records of collectives
 COLLECTIVES_NAME = "collectives"
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
-_JOB = rf"result\.json|log\.txt|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_TORCHRUN}"
+_LOGS = rf"(node\d+/)?(log\.txt|{_TORCHRUN})"
+_JOB = rf"result\.json|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_LOGS}"
 _TRACE = r"\d+_\d+\.(pt\.trace\.json\.gz|tables\.parquet)"
 _RECORDS = rf"{COLLECTIVES_NAME}/dump_\d+"
 _MEASURED = rf"{_RECORDS}|rank_\d+_\d+\.json|samples_\d+_\d+\.parquet|traces/{_TRACE}|counters/({_TRACE}|\d+_\d+\.json)"
@@ -133,9 +134,9 @@ class JobFolder:
         self.result_path, self.settings_path = path / RESULT_NAME, path / SETTINGS_NAME
         self.log_path, self.torchrun_path = path / "log.txt", path / "torchrun"
 
-    def node_log_path(self, node: int) -> Path:
+    def of_node(self, node: int) -> "JobFolder":
         """The log of another node's part until it is added to the job's log."""
-        return self.path / f".tmp-node{node}.log"
+        return JobFolder(self.path / f"node{node}")
 
     def status(self) -> CellStatus | None:
         """The status of the job's result, None without one."""

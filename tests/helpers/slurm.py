@@ -25,7 +25,7 @@ from pathlib import Path
 from dpscope.launch.jobs.parent_death import dying_with_process
 from dpscope.profiling.machine.interfaces import free_port
 
-NODES = ("n0", "n1")
+NODES = (socket.gethostname(), "zz1")  # sorted; the first one is the rendezvous, which is resolved
 _NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scancel", "scontrol", "squeue")
 _OWNER = "DPSCOPE_TEST_SLURM"  # in the environment of every process of a cluster: whose it is
 _UP_S = 60.0
@@ -57,9 +57,9 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 SchedulerParameters=sched_interval=2
 PropagateResourceLimits=NONE
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=4000 Gres=gpu:8
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=4000 Gres=gpu:8
-PartitionName=main Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=4000 Gres=gpu:8
+NodeName={other} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=4000 Gres=gpu:8
+PartitionName=main Nodes={host},{other} Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -124,11 +124,13 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
     configuration.write_text(
-        _CONFIGURATION.format(host=socket.gethostname(), ports=ports, folder=folder)
+        _CONFIGURATION.format(host=NODES[0], other=NODES[1], ports=ports, folder=folder)
     )
     for number in range(8):
         (folder / f"gpu{number}").touch()
-    (folder / "gres.conf").write_text(f"NodeName=n[0-1] Name=gpu File={folder}/gpu[0-7]\n")
+    (folder / "gres.conf").write_text(
+        f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpu[0-7]\n"
+    )
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)

@@ -22,7 +22,6 @@ SLURM = {  # of srun -N2 --ntasks-per-node=1, second task
 }  # fmt: skip
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "PMIX_NAMESPACE": "prterun-head-1@1",
 }  # fmt: skip
 PYTORCH_JOB = {
     "PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-master-0", "PET_MASTER_PORT": "23456",
@@ -42,9 +41,10 @@ def place(
 
 
 def test_slurm_gives_count_rank_and_address() -> None:
-    assert place(SLURM) == NodePlace(2, 1, Address("gpu07", 0), "slurm-71-3-0")
-    # Another each time the job is requeued.
-    assert place({**SLURM, "SLURM_RESTART_COUNT": "1"}).job == "slurm-71-3-1"
+    assert place(SLURM) == NodePlace(2, 1, Address("gpu07", 20713))
+    # Another for each step and job.
+    others = [{**SLURM, "SLURM_STEP_ID": "4"}, {**SLURM, "SLURM_JOB_ID": "9999999"}]
+    assert [place(other).address.port for other in others] == [20714, 29993]
     assert (launched_rank(SLURM), launched_rank({})) == (1, None)
 
 
@@ -58,14 +58,14 @@ INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 @pytest.mark.parametrize(
     ("environment", "options", "expected"),
     [
-        (OPEN_MPI, (), NodePlace(4, 2, None, "mpi-prterun-head-1@1")),
+        (OPEN_MPI, ("auto", None, "host0"), NodePlace(4, 2, Address("host0", 29500))),
         (PMI, ("auto", None, "host0"), NodePlace(2, 1, Address("host0", 29500))),
         (PYTORCH_JOB, (), NodePlace(3, 1, Address("train-master-0", 23456))),
         (FOR_ONE_PROCESS, (), NodePlace(3, 1, Address("train-master-0", 23456))),
         (INDEXED, ("2", None, "job-0.svc:1234"), NodePlace(2, 1, Address("job-0.svc", 1234))),
         # Options take precedence over the launcher.
         ({}, ("2", 1, "[fe80::1]:2950"), NodePlace(2, 1, Address("fe80::1", 2950))),
-        (SLURM, ("2", 0, "other:1"), NodePlace(2, 0, Address("other", 1), "slurm-71-3-0")),
+        (SLURM, ("2", 0, "other:1"), NodePlace(2, 0, Address("other", 1))),
     ],
 )
 def test_places_by_launchers_and_options(

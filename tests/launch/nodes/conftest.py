@@ -13,15 +13,15 @@ import pytest
 from dpscope.launch.jobs.node_place import Address, NodePlace
 from dpscope.launch.jobs.stop_request import StopRequest
 from dpscope.launch.jobs.torchrun import Job
-from dpscope.launch.nodes.board import THREAD_NAME, Node0, NodeInfo, NodeStart
+from dpscope.launch.nodes.board import THREAD_NAME, NodeInfo, NodeStart
 from dpscope.launch.nodes.team import Team, follow, led
-from dpscope.profiling.machine.interfaces import host_at
+from dpscope.profiling.machine.interfaces import connection_to, host_at
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.environments import environment
 from tests.helpers.ranks import free_port
 from tests.helpers.sweeps import wait_until
 
-OPTIONS = {"--devices": "2x1"}
+TERMS = {"--devices": "2x1"}
 
 
 class Nodes:
@@ -40,7 +40,6 @@ class Nodes:
         self,
         node: int,
         out: Path | None = None,
-        options: dict[str, str] = OPTIONS,
         wait_s: float = 60.0,
         note: Callable[[str], None] | None = None,
         **more: object,
@@ -53,21 +52,24 @@ class Nodes:
         }
         place = NodePlace(**{**values, **more})  # type: ignore[arg-type]
         return NodeStart(
-            place, out or self.out, options, note or self.notes.append, wait_s, lambda: self.plan
+            place, out or self.out, note or self.notes.append, wait_s, lambda: self.plan
         )
 
     def start(
-        self, node: int, gpus: int | None = None, hostname: str | None = None, **started: Any
+        self, node: int, terms: dict[str, str] = TERMS, hostname: str | None = None, **started: Any
     ) -> threading.Thread:
         """A node that looks for node 0 and follows it to the end."""
 
-        def info(node0: Node0) -> NodeInfo:
-            host = host_at(node, node0.address_here, environment(hostname or f"n{node}"))
-            return NodeInfo(host, node0.address, gpus)
+        start = self.at(node, **started)
+
+        def info() -> NodeInfo:
+            here, node0 = connection_to(start.place.address.port)
+            host = host_at(node, here, environment(hostname or f"n{node}"))
+            return NodeInfo(host, node0, terms)
 
         def run() -> None:
             try:
-                self.ended[node] = follow(self.at(node, **started), info)
+                self.ended[node] = follow(start, info)
             except DpscopeError as error:
                 self.ended[node] = str(error)
 
@@ -80,7 +82,7 @@ class Nodes:
     def meeting(self, **started: Any) -> Iterator[Team]:
         """Node 0, once all nodes have joined; dismisses them when the block ends."""
         self.out.mkdir(exist_ok=True)
-        with led(self.at(0, **started), on_gpus=False) as team:
+        with led(self.at(0, **started), TERMS) as team:
             yield team
             team.dismiss(7)
 
