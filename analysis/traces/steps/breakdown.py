@@ -42,7 +42,6 @@ COLUMNS = (
 
 _PHASE_COLUMNS = {f"{name.removeprefix(phases.PREFIX)}_us": name for name in phases.STEP_PHASES}
 
-_COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for each gradient
 _DDP_FORWARD = "DistributedDataParallel.forward"
 
 
@@ -222,7 +221,7 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
         launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
         last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD))
     else:
-        last = events.named(_COPY_OUT.__eq__)
+        last = gloo.copies_out(events)
         passes = np.searchsorted(
             np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us
         )

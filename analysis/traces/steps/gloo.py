@@ -10,7 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import EventTable, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+)
+from dpscope.analysis.traces.reading.table import Groups
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import (
     collective_kind,
@@ -18,6 +24,8 @@ from dpscope.analysis.traces.steps.event_kind import (
     named_operators,
 )
 from dpscope.profiling.records import range_names as phases
+
+_COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"  # once for each gradient
 
 
 def queue_us(events: EventTable, rows: IntColumn) -> FloatColumn:
@@ -109,31 +117,51 @@ def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntCol
     return np.where(within & alone, chosen, -1)
 
 
+def copies_out(events: EventTable) -> BoolColumn:
+    """DDP's copies of reduced gradients out of their buckets."""
+    return events.named(_COPY_OUT.__eq__)
+
+
 def ended_in_their_pass(events: EventTable) -> EventTable:
     """The table, with `gloo:` ranges ending at the latest where what waited for them did.
 
     Those that begin in dpscope's own range of a forward or backward pass end with it. In a trace
     without such ranges that shows DDP they end before the next optimizer step begins, both by
-    torch's own ranges: DDP's backward pass has waited for them by then.
+    torch's own ranges: DDP's backward pass has waited for them by then. A pass's only one also ends
+    before DDP copies the first gradient out of its bucket.
     """
     rows = np.flatnonzero(named_annotations(events, "gloo:"))
     if not len(rows):
         return events
     starts = events.start_us[rows]
+    pass_ends_us = _end_of_pass_us(events, starts)
+    # With several buckets, the first copy only shows that the first one was reduced.
+    passes = Groups.by([events.name[rows], pass_ends_us], len(rows))
+    alone = passes.sizes[passes.code] == 1
+    first_copy_us = np.where(alone, _next(events.start_us[copies_out(events)], starts), np.inf)
+    latest_us = np.minimum(pass_ends_us, first_copy_us)
+    duration_us = events.duration_us.copy()
+    duration_us[rows] = np.minimum(duration_us[rows], latest_us - starts)
+    return replace(events, duration_us=duration_us)
+
+
+def _end_of_pass_us(events: EventTable, starts: FloatColumn) -> FloatColumn:
+    """The end of the pass that each time lies in, infinite where nothing shows it."""
     passes = np.flatnonzero(
         named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD)
     )
     if len(passes):
         passes = passes[np.argsort(events.start_us[passes], kind="stable")]
         ends_us = events.end_us[passes]
-        latest = np.append(ends_us, np.inf)[
-            intervals.index_at(events.start_us[passes], ends_us, starts)
-        ]
-    elif named_annotations(events, "DistributedDataParallel.forward").any():
-        begins = np.sort(events.start_us[named_annotations(events, "Optimizer.step#")])
-        latest = np.append(begins, np.inf)[np.searchsorted(begins, starts, side="right")]
-    else:
-        return events
-    duration_us = events.duration_us.copy()
-    duration_us[rows] = np.where(events.end_us[rows] > latest, latest - starts, duration_us[rows])
-    return replace(events, duration_us=duration_us)
+        index = intervals.index_at(events.start_us[passes], ends_us, starts)
+        return np.append(ends_us, np.inf)[index]
+    if named_annotations(events, "DistributedDataParallel.forward").any():
+        optimizer = named_annotations(events, "Optimizer.step#")
+        return _next(events.start_us[optimizer], starts)
+    return np.full(len(starts), np.inf)
+
+
+def _next(begins: FloatColumn, times: FloatColumn) -> FloatColumn:
+    """For each time the first beginning after it, infinite where none follows."""
+    begins = np.append(np.sort(begins), np.inf)
+    return begins[np.searchsorted(begins[:-1], times, side="right")]

@@ -57,6 +57,35 @@ def test_an_all_reduce_ends_with_the_backward_that_waited_for_it(
     assert analysis.collectives["duration_us"].iloc[0] == communication_us + clipped_us
 
 
+def copied_out(start_us: float) -> Event:
+    return operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", start_us, 5, tid=2)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_an_only_all_reduce_ends_before_its_first_gradient_is_copied(
+    tmp_path: Path, passes: bool
+) -> None:
+    """Copies at 560 and 570 of the first step, whose range closes at 1100."""
+    events = [*two_steps(passes), copied_out(1560.0), copied_out(1570.0)]
+    if not passes:  # DDP without dpscope's ranges
+        events.append(event("user_annotation", "DistributedDataParallel.forward", 1050.0, 100))
+        events += [
+            event("user_annotation", "Optimizer.step#SGD.step", start + 650.0, 100)
+            for start in (1000.0, 2000.0)
+        ]
+    analysis = analyzed_events(tmp_path, events, backend="gloo")
+    assert analysis.collectives["duration_us"].iloc[0] == 160.0  # 400-560
+    assert analysis.steps["hidden_us"].iloc[0] == 100.0
+
+
+@pytest.mark.parametrize("second_us", [1450.0, 1565.0])  # before the first copy, or taken up later
+def test_a_copy_ends_neither_of_two_buckets(tmp_path: Path, second_us: float) -> None:
+    events = [*two_steps(passes=True), copied_out(1560.0), copied_out(1595.0)]
+    events.append(reduced(second_us, 1590.0 - second_us))
+    analysis = analyzed_events(tmp_path, events, backend="gloo")
+    assert analysis.collectives["duration_us"].tolist()[:2] == [200.0, 1590.0 - second_us]
+
+
 @pytest.mark.parametrize("last_is_there", [False, True])
 def test_sizes_stay_known_where_the_tracer_stopped_before_the_last_range_was_closed(
     tmp_path: Path, last_is_there: bool
