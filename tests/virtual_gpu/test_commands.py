@@ -37,6 +37,7 @@ SIZES = ("--min-bytes", "32KiB", "--max-bytes", "512KiB", "--collectives", "all_
 @dataclass(frozen=True)
 class Planted:
     kernel_us: float
+    matrix_us: float
     latency_us: float
     gb_per_s: float
     slowdown: float  # of the second device in the later run
@@ -58,13 +59,14 @@ def ran(
 ) -> Ran:
     planted = Planted(
         kernel_us=random_values.uniform(1800, 2200),
+        matrix_us=random_values.uniform(150, 250),
         latency_us=random_values.uniform(100, 300),
         gb_per_s=random_values.uniform(0.3, 0.6),
         slowdown=random_values.uniform(1.2, 1.4),
     )
     # the host enqueues a calibration's calls meanwhile
     sleep = KernelTime(name="spin_kernel", us=200_000)
-    kernels = Kernels(us=planted.kernel_us, matrix_us=2 * planted.kernel_us, by_name=(sleep,))
+    kernels = Kernels(us=planted.kernel_us, matrix_us=planted.matrix_us, by_name=(sleep,))
     times = CollectiveTime(latency_us=planted.latency_us, gb_per_s=planted.gb_per_s)
     collectives = Collectives(by_size=(times,), largest_moved_bytes=65536)
     healthy, slow = Device(), Device(slowdown=planted.slowdown)
@@ -126,6 +128,27 @@ def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> Non
     carried = 2 * (devices - 1) / devices  # of each byte, by each link of the ring
     assert piece["alpha_us"] == pytest.approx(ran.planted.latency_us, rel=0.03)
     assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(ran.planted.gb_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_contention_is_what_the_node_has_none_of(ran: Ran, devices: int) -> None:
+    """Two all-reduces at once take turns on NCCL's stream; one beside products of matrices slows
+    neither.
+    """
+    (contention,) = (
+        entry for entry in ran.calibration["contention"] if entry["devices"] == devices
+    )
+    moved_bytes = 2 * (devices - 1) / devices * contention["size_bytes"]  # by each link of the ring
+    alone_us = ran.planted.latency_us + moved_bytes / ran.planted.gb_per_s / 1000
+    expected = {
+        "alone_us": alone_us,
+        "two_in_flight_us": 2 * alone_us,
+        "beside_compute_us": alone_us,
+        "compute_alone_us": ran.planted.matrix_us,
+        "compute_beside_us": ran.planted.matrix_us,
+    }
+    for name, time_us in expected.items():
+        assert contention[name] == pytest.approx([time_us] * 3, rel=0.01), name
 
 
 def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_path: Path) -> None:

@@ -172,12 +172,24 @@ def test_steps_by_events_equal_the_virtual_clock(ran: Ran, strategy: str) -> Non
         times_ns = _events_ns(ran, trace)
         steps_us = timed[timed["rank"] == rank]["step_us"].to_numpy()
         assert len(steps_us) == TIMED_STEPS
-        starts = len(times_ns) - 2 * TIMED_STEPS
-        clock_us = [
-            np.diff(times_ns[start : start + 2 * TIMED_STEPS + 1 : 2]) / 1000
-            for start in range(starts)
-        ]
-        assert any(np.allclose(found, steps_us, rtol=1e-5, atol=0.1) for found in clock_us)
+        waits_us = timed[timed["rank"] == rank]["data_wait_us"].to_numpy()
+        parts_us = np.column_stack([waits_us, steps_us - waits_us]).ravel()
+        parts = len(parts_us)
+        between_us = np.diff(times_ns) / 1000
+        windows_us = [between_us[start : start + parts] for start in range(len(between_us) - parts)]
+        assert any(np.allclose(found, parts_us, rtol=1e-5, atol=0.1) for found in windows_us)
+
+
+@pytest.mark.parametrize("strategy", CELLS)
+def test_memory_and_states_are_those_of_the_devices_that_ran(ran: Ran, strategy: str) -> None:
+    for rank, trace in enumerate(ran.traces(strategy)):
+        devices = list(range(DEVICES)) if strategy == "dp" else [rank]
+        work = ran.truth.work[ran.truth.work["pid"] == process_of(trace)]
+        assert sorted(work["device"].unique()) == devices
+        stored = json.loads((trace.parents[1] / f"rank_0_{rank}.json").read_text())
+        assert [memory["device"] for memory in stored["memory"]] == devices
+        for moment in ("device_states_before", "device_states_after"):
+            assert [state["index"] for state in stored[moment]] == devices
 
 
 @pytest.mark.parametrize("strategy", CELLS)

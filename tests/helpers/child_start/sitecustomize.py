@@ -22,10 +22,7 @@ _FORKED_RANKS, _LIGHT_TORCHRUN = (
 )
 _COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
 _READERS = ("analyze", "bundle", "compare", "merge", "whatif")
-_MODULES = (
-    *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
-    *("tests.helpers.data_parallel_scenario", "tests.helpers.device_scenarios"),
-)
+_MODULES = ("dpscope.launch.attach", "pytest", "tests.gpu.plain_script")
 _PROGRAMS = "tests.virtual_gpu.programs."
 _OF_RANKS = (
     "attach",

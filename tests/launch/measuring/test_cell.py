@@ -73,7 +73,7 @@ def test_a_device_is_warmed_up_for_a_time(
     warmup_steps: int,
     expected: int,
 ) -> None:
-    """Under every strategy alike: test_on_recording_device.py."""
+    """Under every strategy alike: tests/virtual_gpu/test_strategies.py."""
     config = RunConfig(measurement=Measurement(warmup_steps=warmup_steps))
     assert steps_taken(monkeypatch, device, step_s, config) == expected
 

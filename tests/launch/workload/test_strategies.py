@@ -7,8 +7,10 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._utils import _take_tensors
 from torch.autograd.graph import get_gradient_edge
 
+from dpscope.analysis.traces.steps.data_parallel import DP_CHUNK_BYTES, reduce_chunks
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.launch.workload.input_pipeline import SyntheticBatches
 from dpscope.launch.workload.models import AutocastModel, cifar_resnet18
@@ -20,6 +22,7 @@ from dpscope.launch.workload.strategies import (
     wrap_for,
 )
 from dpscope.launch.workload.train_step import TrainStep
+from dpscope.profiling.instruments.ddp_counters import parameter_sizes
 from dpscope.profiling.records.config import Optimizer
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
@@ -75,6 +78,16 @@ def test_bytes_that_a_process_holds_between_steps() -> None:
     optimizer.step()
     assert held_bytes(model, optimizer) == 40 + 40 + 24
     assert not is_composed(model)
+
+
+def test_data_parallel_reduces_gradients_in_the_chunks_that_torch_makes() -> None:
+    """Two layers of 1,500 x 1,500 x 4 B are 9 MB each, of which a chunk of 10 MiB holds one."""
+    layers = (nn.Linear(8, 1500), nn.Linear(1500, 1500), nn.Linear(1500, 1500), nn.Linear(1500, 2))
+    model = nn.Sequential(*layers)
+    parts = _take_tensors([*model.parameters()], DP_CHUNK_BYTES)  # of comm.reduce_add_coalesced
+    sizes = [sum(tensor.nbytes for tensor in part) for part in parts]
+    assert reduce_chunks(parameter_sizes(model).parameter_tensors) == sizes
+    assert len(sizes) == 2
 
 
 CPU = torch.device("cpu")

@@ -78,6 +78,20 @@ def test_a_trace_holds_one_step_more_than_requested_and_matches_its_samples(tmp_
     assert [path.name for path in path.parent.iterdir()] == ["0_0.pt.trace.json.gz"]
 
 
+def test_a_device_finishes_before_steps_are_recorded_and_after_them(tmp_path: Path) -> None:
+    """Two warm-up steps between waits, so that none of their work is recorded; then the steps."""
+    order: list[str] = []
+
+    def noted(batch_arrived: Callable[[], None]) -> int:
+        order.append("step")
+        batch_arrived()
+        return 4
+
+    path = tmp_path / "0_0.pt.trace.json.gz"
+    StepTrace(1, path, HOST, False, lambda: order.append("wait")).record(noted)
+    assert order == ["wait", "step", "step", "wait", "step", "step", "wait"]
+
+
 def test_two_arrivals_within_a_step_are_not_attributed_to_two_steps() -> None:
     timer = StepTimer(HOST)
     for mark in (timer.boundary, timer.batch_arrived, timer.batch_arrived, timer.boundary):
