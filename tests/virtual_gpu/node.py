@@ -251,18 +251,6 @@ class PlantedNode:
             *command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status
         )
 
-    def ranks(self, count: int, module: str, *arguments: str) -> str:
-        """torchrun with ranks of a module."""
-        job = (
-            "--nnodes=1",
-            "--max-restarts=0",
-            f"--nproc-per-node={count}",
-            "-m",
-            module,
-            *arguments,
-        )
-        return self.run("-m", "dpscope.launch.torchrun", *job, variables=LIGHT_TORCHRUN)
-
 
 @contextmanager
 def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:

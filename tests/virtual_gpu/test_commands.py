@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,59 +42,71 @@ class Planted:
     gb_per_s: float
     slowdown: float  # of the second device in the later run
 
+    @property
+    def node(self) -> Node:
+        # the host enqueues a calibration's calls meanwhile
+        sleep = KernelTime(name="spin_kernel", us=200_000)
+        kernels = Kernels(us=self.kernel_us, matrix_us=2 * self.kernel_us, by_name=(sleep,))
+        times = CollectiveTime(latency_us=self.latency_us, gb_per_s=self.gb_per_s)
+        collectives = Collectives(by_size=(times,), largest_moved_bytes=65536)
+        return Node(kernels=kernels, collectives=collectives)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    out: Path
+    calibration: dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Ran:
     planted: Planted
     node: PlantedNode
-    calibration: dict[str, Any]
     shown: dict[str, Any]  # what `analyze` shows of the run before
     out: Path  # calibrated, then DDP on two devices of `node`
-    after: Path  # the same of `slower`
+    after: Path  # the same of a node whose second device is slower
 
 
 @pytest.fixture(scope="module")
-def ran(
-    plant: Plant, random_values: random.Random, tmp_path_factory: pytest.TempPathFactory
-) -> Ran:
-    planted = Planted(
+def planted(random_values: random.Random) -> Planted:
+    return Planted(
         kernel_us=random_values.uniform(1800, 2200),
         matrix_us=random_values.uniform(150, 250),
         latency_us=random_values.uniform(100, 300),
         gb_per_s=random_values.uniform(0.3, 0.6),
         slowdown=random_values.uniform(1.2, 1.4),
     )
-    # the host enqueues a calibration's calls meanwhile
-    sleep = KernelTime(name="spin_kernel", us=200_000)
-    kernels = Kernels(us=planted.kernel_us, matrix_us=planted.matrix_us, by_name=(sleep,))
-    times = CollectiveTime(latency_us=planted.latency_us, gb_per_s=planted.gb_per_s)
-    collectives = Collectives(by_size=(times,), largest_moved_bytes=65536)
-    healthy, slow = Device(), Device(slowdown=planted.slowdown)
-    node = plant(Node(kernels=kernels, collectives=collectives))
-    slower = plant(
-        Node(devices=(healthy, slow, healthy, healthy), kernels=kernels, collectives=collectives)
-    )
-    out, after = (tmp_path_factory.mktemp(name) / "run" for name in ("before", "after"))
-    node.dpscope(
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    plant: Plant, planted: Planted, tmp_path_factory: pytest.TempPathFactory
+) -> Calibrated:
+    """On the same node, where several products of matrices run within a collective."""
+    kernels = replace(planted.node.kernels, matrix_us=planted.matrix_us)
+    out = tmp_path_factory.mktemp("before") / "run"
+    plant(replace(planted.node, kernels=kernels)).dpscope(
         "calibrate",
-        "--devices",
-        "2,4",
-        *SIZES,
-        "--iterations",
-        "3",
-        "--warmup",
-        "1",
-        "--out",
-        str(out),
+        *("--devices", "2,4", *SIZES, "--iterations", "3", "--warmup", "1", "--out", str(out)),
         # otherwise a job of each count follows for a log, which the virtual NCCL does not write
         variables={"NCCL_DEBUG": "WARN"},
     )
-    # before the run adds broadcasts
-    calibration = json.loads((out / "calibration.json").read_text())
+    # before a run adds broadcasts
+    return Calibrated(out, json.loads((out / "calibration.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def ran(
+    plant: Plant, planted: Planted, calibrated: Calibrated, tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
+    healthy, slow = Device(), Device(slowdown=planted.slowdown)
+    node = plant(planted.node)
+    slower = plant(replace(planted.node, devices=(healthy, slow, healthy, healthy)))
+    after = tmp_path_factory.mktemp("after") / "run"
     run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
-    shown = undisturbed(node, out, *run)
+    shown = undisturbed(node, calibrated.out, *run)
     slower.dpscope(*run, "--no-calibrate", "--out", str(after))
-    return Ran(planted, node, calibration, shown, out, after)
+    return Ran(planted, node, shown, calibrated.out, after)
 
 
 def undisturbed(node: PlantedNode, out: Path, *run: str) -> dict[str, Any]:
@@ -118,34 +130,39 @@ def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_calibrate_recovers_latency_and_bandwidth(ran: Ran, devices: int) -> None:
+def test_calibrate_recovers_latency_and_bandwidth(
+    calibrated: Calibrated, planted: Planted, devices: int
+) -> None:
     (fit,) = (
         fit
-        for fit in ran.calibration["fits"]
+        for fit in calibrated.calibration["fits"]
         if (fit["devices"], fit["statistic"]) == (devices, "slowest")
     )
     (piece,) = fit["pieces"]
     carried = 2 * (devices - 1) / devices  # of each byte, by each link of the ring
-    assert piece["alpha_us"] == pytest.approx(ran.planted.latency_us, rel=0.03)
-    assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(ran.planted.gb_per_s, rel=0.03)
+    assert piece["alpha_us"] == pytest.approx(planted.latency_us, rel=0.03)
+    assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(planted.gb_per_s, rel=0.03)
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_contention_is_what_the_node_has_none_of(ran: Ran, devices: int) -> None:
+def test_contention_is_what_the_node_has_none_of(
+    calibrated: Calibrated, planted: Planted, devices: int
+) -> None:
     """Two all-reduces at once take turns on NCCL's stream; one beside products of matrices slows
     neither.
     """
     (contention,) = (
-        entry for entry in ran.calibration["contention"] if entry["devices"] == devices
+        entry for entry in calibrated.calibration["contention"] if entry["devices"] == devices
     )
     moved_bytes = 2 * (devices - 1) / devices * contention["size_bytes"]  # by each link of the ring
-    alone_us = ran.planted.latency_us + moved_bytes / ran.planted.gb_per_s / 1000
+    alone_us = planted.latency_us + moved_bytes / planted.gb_per_s / 1000
+    product_us = planted.matrix_us + 2 * 1024**3 / Device().teraflops / 1e6
     expected = {
         "alone_us": alone_us,
         "two_in_flight_us": 2 * alone_us,
         "beside_compute_us": alone_us,
-        "compute_alone_us": ran.planted.matrix_us,
-        "compute_beside_us": ran.planted.matrix_us,
+        "compute_alone_us": product_us,
+        "compute_beside_us": product_us,
     }
     for name, time_us in expected.items():
         assert contention[name] == pytest.approx([time_us] * 3, rel=0.01), name
