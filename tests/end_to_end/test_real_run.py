@@ -3,11 +3,8 @@ test_core_path.py.
 """
 
 import csv
-import gzip
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -123,45 +120,3 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     assert len(rows) == 7
     assert {one.name for one in columns()} <= set(rows[0])
     assert "ddp-d2-b4" in (report / "comparison.md").read_text()
-
-
-def test_analyze_rebuilds_the_report_from_the_folder(run_folder: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(run_folder, moved)
-    before = (moved / "report" / "comparison.csv").read_text()
-    shutil.rmtree(moved / "report")
-    finished = dpscope("analyze", moved, "--link", "1GB/s")
-    assert finished.returncode == 0, finished.stderr
-    assert (moved / "report" / "comparison.csv").read_text() == before
-    paths = ("Report:", "Collectives of")  # lines that end in a path, which is never broken
-    lines = [line for line in finished.stdout.splitlines() if not line.startswith(paths)]
-    assert max(map(len, lines)) <= 80
-
-
-def test_a_trace_without_its_communication_is_never_read_as_none(
-    run_folder: Path, tmp_path: Path
-) -> None:
-    """Cut every gloo range out of one rank's trace: communication is NA, the status 1, the timed
-    numbers stay.
-    """
-    cut = tmp_path / "run"
-    shutil.copytree(run_folder, cut)
-    for path in cut.glob("cells/ddp-d2-b4/repeat*/traces/0_1.pt.trace.json.gz"):
-        trace = json.loads(gzip.decompress(path.read_bytes()))
-        trace["traceEvents"] = [
-            one for one in trace["traceEvents"] if not str(one.get("name")).startswith("gloo:")
-        ]
-        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    finished = dpscope("analyze", cut, "--format", "json")
-    assert finished.returncode == 1
-    printed = json.loads(finished.stdout)
-    assert "trace_incomplete" in {finding["code"] for finding in printed["findings"]}
-    cells = {cell["cell"]: cell for cell in printed["cells"]}
-    broken = cells["ddp-d2-b4"]
-    assert [broken[part] for part in ("communication_us", "exposed_us", "idle_us")] == [None] * 3
-    assert all(
-        step["exposed_us"] is None for step in printed["steps"] if step["cell"] == "ddp-d2-b4"
-    )
-    assert "trace_incomplete" in broken["missing"]["communication_us"]
-    assert broken["step_us"] > 0
-    assert cells["ddp-d2-b8"]["communication_us"] > 0

@@ -3,6 +3,7 @@ its reason.
 """
 
 import gzip
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,15 @@ def without_events(run: Path) -> None:
         path.write_bytes(gzip.compress(b"{}"))
 
 
+def without_gloo(run: Path) -> None:
+    """Of one rank's two: its communication is unknown then, not none."""
+    path = first_repeat(run) / "traces" / "0_1.pt.trace.json.gz"
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events = trace["traceEvents"]
+    trace["traceEvents"] = [one for one in events if "gloo:" not in str(one.get("name"))]
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "reason"),
@@ -54,6 +64,7 @@ def without_events(run: Path) -> None:
         ),
         (emptied, "is empty, not a trace"),
         (without_events, "is not a torch.profiler trace"),
+        (without_gloo, "rank 1"),
     ],
 )
 def test_a_cell_without_its_traces_keeps_its_times(run: Path, change: Change, reason: str) -> None:
