@@ -84,7 +84,8 @@ def test_data_parallel_reduces_gradients_in_the_chunks_that_torch_makes() -> Non
     """Two layers of 1,500 x 1,500 x 4 B are 9 MB each, of which a chunk of 10 MiB holds one."""
     layers = (nn.Linear(8, 1500), nn.Linear(1500, 1500), nn.Linear(1500, 1500), nn.Linear(1500, 2))
     model = nn.Sequential(*layers)
-    parts = _take_tensors([*model.parameters()], DP_CHUNK_BYTES)  # of comm.reduce_add_coalesced
+    # of comm.reduce_add_coalesced
+    parts = _take_tensors([*model.parameters()], DP_CHUNK_BYTES)  # type: ignore[no-untyped-call]
     sizes = [sum(tensor.nbytes for tensor in part) for part in parts]
     assert reduce_chunks(parameter_sizes(model).parameter_tensors) == sizes
     assert len(sizes) == 2
