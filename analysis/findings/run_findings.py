@@ -118,7 +118,8 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from no_baseline(run, comparison)
     yield from _setting(run)
     yield from training_findings(run.training) if run.training else ()
-    yield from [LearningCode.TRAINING_INCOMPLETE.finding(run.untrained)] if run.untrained else ()
+    if run.untrained:
+        yield LearningCode.TRAINING_INCOMPLETE.finding(run.untrained, severity="warning")
 
 
 def _not_measured(name: str, data: Job) -> Iterator[Finding]:

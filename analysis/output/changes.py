@@ -59,9 +59,11 @@ from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import (
     compare_trained_cells,
+    trained_model_differences,
     training_setting_findings,
 )
 from dpscope.analysis.training.tables import difference_table
+from dpscope.profiling.machine.conditions import ConditionDifference
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -379,9 +381,9 @@ def _check_models(before: RunData, after: RunData) -> None:
     first, second = before.recorded, after.recorded
     if first is None or second is None:
         return
-    models = "; ".join(difference.change for difference in model_differences(before, after))
+    models = model_differences(before, after)
     if models:
-        _check_names(before.path, after.path, first.config, second.config, f" ({models})")
+        _check_names(before.path, after.path, first.config, second.config, models)
 
 
 def _check_names(
@@ -389,13 +391,14 @@ def _check_names(
     after: Path,
     one: RunConfig | TrainConfig,
     other: RunConfig | TrainConfig,
-    computed: str = "",
+    models: Sequence[ConditionDifference],
 ) -> None:
-    """Refuse models of two names; `computed` is what is known to differ between them."""
+    """Refuse models of two names, which differ in what they compute."""
     then, now = one.workload.model, other.workload.model
     if then != now:
+        changes = "; ".join(difference.change for difference in models)
         raise DpscopeError(
-            f"{before} measured {then} and {after} {now}{computed}: different models do not compare; name runs of one model, "
+            f"{before} measured {then} and {after} {now} ({changes}): different models do not compare; name runs of one model, "
             "or add --force"
         )
 
@@ -404,8 +407,9 @@ def _compare_learning(
     before: Path, after: Path, output_format: ChangeFormat, console: Console, force: bool
 ) -> int:
     first, second = load_training(before), load_training(after)
-    if first.manifest and second.manifest and not force:
-        _check_names(before, after, first.manifest.config, second.manifest.config)
+    models = trained_model_differences(first, second)
+    if first.manifest and second.manifest and models and not force:
+        _check_names(before, after, first.manifest.config, second.manifest.config, models)
     findings = _print_learning_changes(first, second, output_format, console, force)
     if findings is None:
         raise NotComparableError(

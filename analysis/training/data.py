@@ -5,7 +5,7 @@ curves of other programs load, too; further fields that dpscope stores are optio
 """
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -88,12 +88,37 @@ class TrainingData:
     planned_epochs: int
     manifest: TrainManifest | None
     findings: tuple[Finding, ...]  # stored when the trainings were planned and run
+    results: tuple[TrainResult, ...] = ()  # of the trainings that have ended
     target_accuracy: float | None = None  # percent, requested
 
     @property
     def trained(self) -> list[TrainedCell]:
         """The cells that have at least one epoch."""
         return [cell for cell in self.cells if cell.trainings]
+
+    @property
+    def failed(self) -> list[TrainResult]:
+        """The trainings that ended before their last epoch."""
+        return [result for result in self.results if result.status != "ok"]
+
+    @property
+    def planned(self) -> list[tuple[str, int]]:
+        """Cell and seed of each planned training; empty if they are unknown."""
+        if self.manifest is None:
+            return []
+        planned = [training.planned for training in self.manifest.plan]
+        return [
+            (one.cell.name, seed)
+            for one in planned
+            if one.skip_reason is None
+            for seed in self.manifest.config.seeds
+        ]
+
+    @property
+    def parameter_counts(self) -> dict[str, int]:
+        """Of the model of each cell, where it is known."""
+        counts = {result.cell.name: result.parameter_count for result in self.results}
+        return {name: count for name, count in counts.items() if count is not None}
 
 
 class NoEpochError(DpscopeError):
@@ -108,19 +133,32 @@ def load_training(folder: Path, target_accuracy: float | None = None) -> Trainin
     """
     path = TrainFolder(folder).log_path
     stored = read_json(path, TrainFile)
+    results = tuple(_results(folder))
     if not stored.epochs:
         why = f"; train with `dpscope train --out {folder}`"
-        for failed in failed_trainings(folder)[:1]:
-            why = f": {failed.cell.name}, seed {failed.seed}: {failure(failed)}"
+        for result in results[:1]:
+            why = f": {result.cell.name}, seed {result.seed}: {failure(result)}"
         raise NoEpochError(f"{path} holds no epoch{why}")
-    manifest = TrainFolder(folder).manifest() if is_train_folder(folder) else None
-    counts = Counter((_cell_name(epoch), epoch.seed) for epoch in stored.epochs)
-    planned = manifest.config.epochs if manifest else max(counts.values())
     by_cell = grouped((_cell_name(epoch), epoch) for epoch in stored.epochs)
+    counts = Counter((_cell_name(epoch), epoch.seed) for epoch in stored.epochs)
+    planned = max(counts.values())
+    manifest, findings = None, stored.findings
+    if is_train_folder(folder):
+        manifest = TrainFolder(folder).manifest()
+        planned = manifest.config.epochs
+        findings = (*manifest.findings, *findings)
     cells = [_cell(path, name, epochs, planned) for name, epochs in by_cell.items()]
-    untrained = _untrained(folder, manifest, by_cell) if manifest else []
-    findings = tuple(dict.fromkeys((*(manifest.findings if manifest else ()), *stored.findings)))
-    return TrainingData(folder, (*cells, *untrained), planned, manifest, findings, target_accuracy)
+    if manifest is not None:
+        cells += _untrained(manifest, results, by_cell)
+    return TrainingData(
+        folder=folder,
+        cells=tuple(cells),
+        planned_epochs=planned,
+        manifest=manifest,
+        findings=tuple(dict.fromkeys(findings)),
+        results=results,
+        target_accuracy=target_accuracy,
+    )
 
 
 def _cell_name(epoch: Epoch) -> str:
@@ -153,29 +191,28 @@ def _trained_cell(
     return TrainedCell(name, of.strategy, of.devices, of.variant, *batches, trainings, missing)
 
 
-def _untrained(folder: Path, manifest: TrainManifest, trained: Container[str]) -> list[TrainedCell]:
+def _untrained(
+    manifest: TrainManifest, results: Sequence[TrainResult], trained: Container[str]
+) -> Iterator[TrainedCell]:
     """Planned cells without an epoch, with the reason."""
-    failures = {result.cell.name: failure(result) for result in failed_trainings(folder)}
-    untrained = []
+    failures = {result.cell.name: failure(result) for result in results if result.status != "ok"}
     for training in manifest.plan:
         name = training.cell.name
         reason = training.planned.skip_reason or failures.get(name) or "not trained yet"
         if name not in trained:
-            untrained.append(_trained_cell(name, training.cell, (), reason))
-    return untrained
+            yield _trained_cell(name, training.cell, (), reason)
 
 
-def failed_trainings(folder: Path) -> list[TrainResult]:
-    """Trainings of a run folder that failed."""
-    paths = sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order)
-    results = [TrainingFolder(path).result() for path in paths]
-    return [result for result in results if result is not None and result.status != "ok"]
+def _results(folder: Path) -> Iterator[TrainResult]:
+    """Of the trainings that have ended."""
+    for path in sorted((folder / TRAININGS_NAME).glob("*/seed*"), key=natural_order):
+        result = TrainingFolder(path).result()
+        if result is not None:
+            yield result
 
 
 def failure(result: TrainResult) -> str:
     """How a training failed; of one that the user stopped, the message states it."""
-    return (
-        result.message
-        if result.status == "interrupted"
-        else f"{result.status.replace('_', ' ')}: {result.message}"
-    )
+    if result.status == "interrupted":
+        return result.message
+    return f"{result.status.replace('_', ' ')}: {result.message}"

@@ -4,17 +4,15 @@ from collections.abc import Iterator
 
 from dpscope.analysis.stats.samples import Verdict
 from dpscope.analysis.text.units import choose_unit, show
-from dpscope.analysis.training.data import TrainedCell, TrainingData, failed_trainings, failure
+from dpscope.analysis.training.data import TrainingData, failure
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, differences
-from dpscope.profiling.records.finding import Finding, Severity, counted
+from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
     """All findings about a run folder's trainings, including stored ones; each once."""
-    findings = [*data.findings, *_failed(data)]
-    for cell in data.trained:
-        findings += _about_cell(data, cell)
+    findings = [*data.findings, *_failed(data), *_incomplete(data), *_diverged(data)]
     findings += _few_seeds(data)
     findings += [
         _about(difference)
@@ -25,33 +23,43 @@ def training_findings(data: TrainingData) -> list[Finding]:
 
 
 def _failed(data: TrainingData) -> Iterator[Finding]:
-    for result in failed_trainings(data.folder):
+    for result in data.failed:
         log = f"{data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt"
+        action = f"read {log} and train again"
+        if result.status == "interrupted":
+            action = LearningCode.TRAINING_INCOMPLETE.value.action
         yield LearningCode.TRAINING_FAILED.finding(
-            failure(result),
-            LearningCode.TRAINING_INCOMPLETE.value.action
-            if result.status == "interrupted"
-            else f"read {log} and train again",
-            about=f"{result.cell.name}, seed {result.seed}",
+            failure(result), action, about=f"{result.cell.name}, seed {result.seed}"
         )
 
 
-def _about_cell(data: TrainingData, cell: TrainedCell) -> Iterator[Finding]:
-    short = [training for training in cell.trainings if not training.complete]
-    if short:
-        seeds = ", ".join(f"seed {training.seed} has {len(training.epochs)}" for training in short)
+def _incomplete(data: TrainingData) -> Iterator[Finding]:
+    """Of each cell, the trainings that were planned and lack epochs."""
+    trained = {
+        (cell.name, training.seed): len(training.epochs)
+        for cell in data.trained
+        for training in cell.trainings
+    }
+    planned = dict.fromkeys((*data.planned, *trained))
+    lacking = [training for training in planned if trained.get(training, 0) < data.planned_epochs]
+    for name, seeds in grouped(lacking).items():
+        counts = ", ".join(f"seed {seed} has {trained.get((name, seed), 0)}" for seed in seeds)
         yield LearningCode.TRAINING_INCOMPLETE.finding(
-            f"of {counted(data.planned_epochs, 'epoch')} {seeds}; left out of its accuracy",
-            about=cell.name,
+            f"of {counted(data.planned_epochs, 'epoch')} {counts}; left out of its accuracy",
+            about=name,
         )
-    for training in cell.trainings:
-        losses = {epoch.epoch: (epoch.train_loss, epoch.test_loss) for epoch in training.epochs}
-        diverged = [epoch for epoch, both in losses.items() if None in both]
-        if diverged:
-            yield LearningCode.TRAINING_DIVERGED.finding(
-                f"the loss is not finite in epoch {diverged[0]}",
-                about=f"{cell.name}, seed {training.seed}",
-            )
+
+
+def _diverged(data: TrainingData) -> Iterator[Finding]:
+    for cell in data.trained:
+        for training in cell.trainings:
+            for epoch in training.epochs:
+                if epoch.train_loss is None or epoch.test_loss is None:
+                    yield LearningCode.TRAINING_DIVERGED.finding(
+                        f"the loss is not finite in epoch {epoch.epoch}",
+                        about=f"{cell.name}, seed {training.seed}",
+                    )
+                    break
 
 
 def _few_seeds(data: TrainingData) -> Iterator[Finding]:

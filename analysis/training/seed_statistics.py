@@ -14,7 +14,12 @@ import numpy as np
 from dpscope.analysis.stats import samples
 from dpscope.analysis.stats.samples import Range, median_range
 from dpscope.analysis.training.data import TrainedCell, TrainingData
-from dpscope.profiling.machine.conditions import SETTINGS, difference_findings, setting_differences
+from dpscope.profiling.machine.conditions import (
+    SETTINGS,
+    ConditionDifference,
+    difference_findings,
+    setting_differences,
+)
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.settings import declarations, top_level_settings
 from dpscope.profiling.records.training import TrainConfig
@@ -204,13 +209,34 @@ def compare_trained_cells(before: TrainingData, after: TrainingData) -> list[Cel
     ]
 
 
-def training_setting_findings(before: TrainingData, after: TrainingData) -> list[Finding]:
-    """Settings and machines that differ; empty for trainings of other programs, whose settings are
-    unknown.
+def trained_model_differences(
+    before: TrainingData, after: TrainingData
+) -> list[ConditionDifference]:
+    """Differences in the model that the common cells trained: a model may have two import names,
+    and a name two models. Models of unknown size are compared by their names.
     """
     first, second = before.manifest, after.manifest
     if first is None or second is None:
         return []
-    return difference_findings(
-        first, second, setting_differences(first.config, second.config, (*_SHARED, *_LEARNING))
-    )
+    then, now = before.parameter_counts, after.parameter_counts
+    common = [name for name in then if name in now]
+    if not common:
+        return setting_differences(first.config, second.config, ["model"])
+    return [
+        ConditionDifference("parameter count", *counts)
+        for counts in dict.fromkeys((then[name], now[name]) for name in common)
+        if counts[0] != counts[1]
+    ]
+
+
+def training_setting_findings(before: TrainingData, after: TrainingData) -> list[Finding]:
+    """Models, settings and machines that differ; empty for trainings of other programs, whose
+    settings are unknown.
+    """
+    first, second = before.manifest, after.manifest
+    if first is None or second is None:
+        return []
+    models = trained_model_differences(before, after)
+    names = [name for name in (*_SHARED, *_LEARNING) if models or name != "model"]
+    settings = setting_differences(first.config, second.config, names)
+    return difference_findings(first, second, [*dict.fromkeys((*models, *settings))])

@@ -39,7 +39,9 @@ class TrainRequest(options.NodeOptions, options.MirrorOptions):
     target_accuracy: options.TargetAccuracy = None
     out: options.Out = options.DEFAULT_OUT
     fresh: bool = option("train everything again", "--fresh", default=False)
-    dry_run: bool = option("print the plan only", "--dry-run", default=False)
+    dry_run: bool = option(
+        "print the plan, its estimates and commands only", "--dry-run", default=False
+    )
 
 
 def train(request: TrainRequest) -> None:
@@ -52,7 +54,9 @@ def train(request: TrainRequest) -> None:
     settings = load_train_config(request.config, request.flags)
     if request.dry_run:
         nodes = place.count if place is not None else 1
-        describe_trainings(settings, out, console, request.fresh, nodes)
+        describe_trainings(
+            settings, out, console, request.fresh, nodes, request.flags, request.config
+        )
         return
     from dpscope.profiling.mirrors.mirror import TrainingMirror
     from dpscope.profiling.mirrors.tensorboard_mirror import training_events

@@ -55,6 +55,7 @@ class Job:
     done: bool = False  # its result was there when it was planned
     alike: str = ""  # jobs with the same name here take equally long
     estimate_s: float | None = None  # of its duration, before one like it has run
+    estimate_bytes: int = 0  # of disk
     node: int = 0  # of several nodes, the one that runs the command
     address: str = "HOST0"  # of node 0; this one is a placeholder
     port: int = 29501

@@ -28,6 +28,9 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_json, write_text
 from dpscope.profiling.store.folders import JobFolder
 
+WAIT_FOR_RANK_0_S = 120.0  # a network file system shows another host's files up to a minute late
+_POLL_S = 0.2
+
 
 @dataclass(frozen=True)
 class TorchrunPlace:
@@ -74,6 +77,23 @@ def planned_cell(
     check_process_count(cells[name], place)
     check_nodes(cells[name], place)
     return cells[name]
+
+
+def begin_once(begin: Callable[[], None], manifest: Path, place: TorchrunPlace) -> None:
+    """Begin the folder of a job that was started by hand: rank 0 writes its manifest unless it is
+    there, the others wait for it. Raises DpscopeError if it never becomes visible.
+    """
+    if place.rank == 0:
+        begin()
+        return
+    deadline = time.monotonic() + WAIT_FOR_RANK_0_S
+    while not manifest.exists():
+        if time.monotonic() > deadline:
+            raise DpscopeError(
+                f"{manifest.parent}: rank 0 has begun nothing there in {WAIT_FOR_RANK_0_S:g} s; name one folder that all nodes "
+                "share, and check rank 0's messages"
+            )
+        time.sleep(_POLL_S)
 
 
 def check_process_count(cell: Cell, place: TorchrunPlace) -> None:

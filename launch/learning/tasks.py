@@ -10,6 +10,7 @@ from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.worker_process import (
     Task,
     TorchrunPlace,
+    begin_once,
     check_process_count,
     planned_cell,
     starting_up,
@@ -28,6 +29,10 @@ def training_task(assignment: Assignment, place: TorchrunPlace) -> tuple[JobFold
     is not planned.
     """
     folder = TrainFolder(assignment.folder)
+    if assignment.options is not None:
+        from dpscope.launch.learning.train_run import begin_trainings
+
+        begin_once(partial(begin_trainings, assignment), folder.manifest_path, place)
     manifest = folder.manifest()
     plan = [training.planned for training in manifest.plan]
     cell = planned_cell(assignment.cell, plan, folder.manifest_path, place)

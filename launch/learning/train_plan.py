@@ -3,14 +3,13 @@ learning rates and jobs. Imports no torch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.devices import Devices, DeviceType, resolve_devices
@@ -28,7 +27,10 @@ from dpscope.launch.planning.cells import (
 from dpscope.launch.planning.manifest import (
     Plan,
     check_same_settings,
+    estimate_training,
     measured_cells,
+    print_commands,
+    print_estimate,
     print_findings,
     print_left_out,
 )
@@ -271,7 +273,7 @@ def plan_trainings(
     devices = resolve_devices(config.workload.device)
     resolved = resolve_training(config, devices, nodes)
     check_data(resolved.workload)
-    checked_model_size(resolved.workload, resolved.optimizer)
+    size = checked_model_size(resolved.workload, resolved.optimizer)
     folder = TrainFolder(out)
     check_train_place(out)
     begun = is_train_folder(out) and not fresh
@@ -285,18 +287,29 @@ def plan_trainings(
         )
     plan = make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
-    jobs = _jobs(folder, resolved, plan, devices.kind, threads)
-    for job in jobs if begun else ():
-        if job.trained_epochs > resolved.epochs:
+    jobs = []
+    for job in _jobs(folder, resolved, plan, devices.kind, threads):
+        trained_epochs = job.trained_epochs if begun else 0
+        left = resolved.epochs - trained_epochs
+        if left < 0:
             raise DpscopeError(
-                f"--epochs {resolved.epochs}: {job.name} is at the end of epoch {job.trained_epochs} already; give more "
+                f"--epochs {resolved.epochs}: {job.name} is at the end of epoch {trained_epochs} already; give more "
                 "epochs, or start over with --fresh"
             )
+        estimate = estimate_training(job.cell, resolved, left, devices.kind, size)
+        planned = replace(
+            job,
+            done=begun and job.finished,
+            estimate_s=estimate.duration_s,
+            estimate_bytes=estimate.bytes,
+        )
+        jobs.append(planned)
     return TrainPlan(
         device_type=devices.kind,
         threads=threads,
-        jobs=tuple(replace(job, done=begun and job.finished) for job in jobs),
+        jobs=tuple(jobs),
         findings=tuple(plan_findings(resolved.workload, resolved.matrix, devices.kind)),
+        model_size=size,
         config=resolved,
         plan=plan,
     )
@@ -326,19 +339,27 @@ def planned_trainings(out: Path) -> Sequence[Job]:
 
 
 def describe_trainings(
-    config: TrainConfig, out: Path, console: Console, fresh: bool = False, nodes: int = 1
+    config: TrainConfig,
+    out: Path,
+    console: Console,
+    fresh: bool = False,
+    nodes: int = 1,
+    options: Mapping[str, object] | None = None,
+    config_path: Path | None = None,
 ) -> None:
-    """Print the plan of trainings and how many are left; starts and writes nothing."""
+    """Print the plan of trainings, with its estimates and a command for each cell, which works by
+    hand; starts and writes nothing. `options` and `config_path` are what `config` was read from.
+    """
     description = plan_trainings(config, out, fresh, nodes)
     print_train_plan(description, console)
-    left = counted(len(description.to_do), "training")
-    console.print(
-        Text(f"{left} to do in {out}: the same command without --dry-run."), soft_wrap=True
-    )
+    by_hand: dict[str, object] = {}
+    if fresh or not is_train_folder(out):
+        by_hand = {"options": options or {}, "config": config_path, "nodes": nodes}
+    print_commands(description, console, "seed is one of --seeds", by_hand)
 
 
 def print_train_plan(description: TrainPlan, console: Console) -> None:
-    """Print the cells that are trained, with data and settings."""
+    """Print the cells that are trained, with data and settings, and what remains to be done."""
     config = description.config
     print_left_out((training.planned for training in description.plan), console)
     headings = ("devices", "global batch", "learning rate", "epochs trained")
@@ -354,10 +375,10 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
             f"{trained} of {config.epochs * len(jobs)}",
         )
     console.print(table)
+    epochs = f"{counted(config.epochs, 'epoch')} of {counted(config.workload.samples, 'sample')}"
+    seeds = counted(len(config.seeds), "seed")
     console.print(
-        f"{config.workload.model} on {config.workload.data}, {counted(config.epochs, 'epoch')} of "
-        f"{counted(config.workload.samples, 'sample')}, {counted(len(config.seeds), 'seed')}; "
-        f"{description.device_type}, threads per process: {description.threads}.",
-        soft_wrap=True,
+        f"{config.workload.model} on {config.workload.data}, {epochs}, {seeds}.", soft_wrap=True
     )
+    print_estimate(description, console)
     print_findings(description.findings, console)

@@ -13,8 +13,16 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.job_queue import THIS_HOST, JobQueue, JobStarter, Outcome, Watch, held
-from dpscope.launch.learning.train_plan import TrainJob, TrainPlan, plan_trainings, print_train_plan
+from dpscope.launch.jobs.out_folder import locked
+from dpscope.launch.learning.train_plan import (
+    TrainJob,
+    TrainPlan,
+    load_train_config,
+    plan_trainings,
+    print_train_plan,
+)
 from dpscope.launch.planning.manifest import check_comparable, hosts_findings
 from dpscope.launch.workload.data_files import download_data
 from dpscope.profiling.machine.conditions import machine_differences
@@ -34,6 +42,7 @@ from dpscope.profiling.records.training import (
 from dpscope.profiling.store.files import write_json
 from dpscope.profiling.store.folders import remove_empty_folders, remove_written
 from dpscope.profiling.store.ownership import remove_events
+from dpscope.profiling.store.shown_text import complain
 from dpscope.profiling.store.training_folders import TRAININGS_NAME, TrainFolder, is_train_folder
 
 
@@ -74,6 +83,19 @@ def open_train_manifest(
         )
     write_json(folder.manifest_path, manifest)
     return manifest
+
+
+def begin_trainings(assignment: Assignment) -> None:
+    """Write the manifest of trainings of which one is started by hand, unless it is there; raises
+    DpscopeError as `plan_trainings` does.
+    """
+    out = assignment.folder
+    options = dict(assignment.options or {})
+    config = load_train_config(Path(assignment.config) if assignment.config else None, options)
+    plan_trainings(config, out, nodes=assignment.nodes)  # mistakes, before anything is written
+    with locked(out, wait=True, note=complain):
+        description = plan_trainings(config, out, nodes=assignment.nodes)
+        open_train_manifest(TrainFolder(out), description)
 
 
 def run_trainings(

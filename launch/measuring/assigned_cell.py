@@ -5,19 +5,16 @@ A cell that is started by hand brings the run's options: the first one begins th
 `dpscope run` with these options would.
 """
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.devices import DeviceType
-from dpscope.launch.jobs.worker_process import TorchrunPlace, planned_cell
+from dpscope.launch.jobs.worker_process import TorchrunPlace, begin_once, planned_cell
 from dpscope.profiling.records.config import RunConfig
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
-
-WAIT_FOR_RANK_0_S = 120.0  # a network file system shows another host's files up to a minute late
-POLL_S = 0.2
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ def assigned_cell(assignment: Assignment, place: TorchrunPlace) -> AssignedCell:
     its options.
     """
     run = RunFolder(assignment.folder)
-    if assignment.options is not None and place.rank == 0:
+    if assignment.options is not None:
         from dpscope.launch.measuring.run import begin_by_hand
 
-        begin_by_hand(assignment)
-    elif assignment.options is not None:
-        _await_manifest(run)
+        begin_once(partial(begin_by_hand, assignment), run.manifest_path, place)
     manifest = run.manifest()
     cell = planned_cell(assignment.cell, manifest.plan, run.manifest_path, place)
     folder = run.repeat(cell, assignment.repeat)
@@ -59,15 +54,3 @@ def assigned_cell(assignment: Assignment, place: TorchrunPlace) -> AssignedCell:
         threads=manifest.threads_per_process,
         folder=folder,
     )
-
-
-def _await_manifest(run: RunFolder) -> None:
-    """Wait until rank 0's manifest is visible; raises DpscopeError if it never is."""
-    deadline = time.monotonic() + WAIT_FOR_RANK_0_S
-    while not is_run_folder(run.path):
-        if time.monotonic() > deadline:
-            raise DpscopeError(
-                f"{run.path}: rank 0 has begun no run there in {WAIT_FOR_RANK_0_S:g} s; name one folder that all nodes "
-                "share, and check rank 0's messages"
-            )
-        time.sleep(POLL_S)

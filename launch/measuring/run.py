@@ -2,7 +2,6 @@
 repeats. Imports no torch.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +10,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from dpscope.launch.jobs.assignment import Assignment
 from dpscope.launch.jobs.devices import DeviceType, resolve_devices
@@ -31,7 +29,7 @@ from dpscope.launch.planning import manifest as planning
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config
 from dpscope.launch.workload.data_files import check_data, download_data
-from dpscope.launch.workload.model_size import ModelSize, checked_model_size
+from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.machine.conditions import condition_differences
 from dpscope.profiling.records.calibration import CalibrationSettings
 from dpscope.profiling.records.config import MAY_CHANGE, ResolvedConfig, RunConfig
@@ -104,8 +102,7 @@ _RECURS: dict[CellStatus, str] = {"timed_out": "timed out", "out_of_memory": "ra
 class RunPlan(planning.Plan[CellJob]):
     config: ResolvedConfig
     plan: tuple[PlannedCell, ...]
-    estimates: Mapping[Cell, planning.CellEstimate]  # of one repeat of each cell that is measured
-    model_size: ModelSize
+    estimates: Mapping[Cell, planning.JobEstimate]  # of one repeat of each cell that is measured
     calibration: CalibrationSettings | None  # before the cells
     # of the cells in each repeat; none in a run whose first cells were measured by hand
     orders: tuple[Order, ...]
@@ -113,18 +110,10 @@ class RunPlan(planning.Plan[CellJob]):
     @property
     def duration_s(self) -> float:
         """Estimated time of the calibration and the remaining jobs."""
-        first = (
-            first_calibration.calibration_seconds(self.calibration)
-            if self.calibration is not None
-            else 0.0
-        )
-        return first + sum(self.estimates[job.cell].duration_s for job in self.to_do)
-
-    @property
-    def cost(self) -> str:
-        """Estimated time and disk usage of what remains."""
-        disk_bytes = sum(self.estimates[job.cell].bytes for job in self.to_do)
-        return f"{duration_text(self.duration_s)} and {disk_bytes / 1e6:.0f} MB of disk"
+        cells_s = super().duration_s
+        if self.calibration is None:
+            return cells_s
+        return first_calibration.calibration_seconds(self.calibration) + cells_s
 
 
 def plan_run(
@@ -162,6 +151,7 @@ def plan_run(
             done=not fresh and job.finished,
             timeout_s=resolved.measurement.timeout_s,
             estimate_s=estimates[job.cell].duration_s,
+            estimate_bytes=estimates[job.cell].bytes,
             batches_grow=resolved.matrix.batch_growth is not None,
         )
         for job in _jobs(run, cells, repeats, kind, threads, orders)
@@ -266,33 +256,13 @@ def describe_plan(
         console.print(
             f"{first_calibration.described(first)}: {about}", highlight=False, soft_wrap=True
         )
-    basis = planning.estimate_basis(description.device_type, description.model_size)
-    console.print(
-        f"{description.device_type}, {counted(description.threads, 'thread')} per process; "
-        f"{counted(len(description.to_do), 'job')} to do: about {description.cost} (an estimate: {basis}).",
-        highlight=False,
-        soft_wrap=True,
-    )
+    planning.print_estimate(description, console)
     planning.print_findings(description.findings, console)
-    begun = is_run_folder(out) and not fresh
-    first_jobs = _first_of_each_cell(description.to_do)
-    if len(first_jobs) < len(description.to_do):
-        console.print("A command for each cell; repeat is the number of the repeat:")
-    for job in first_jobs:
-        if not begun:
-            by_hand = Assignment(
-                task="measure",
-                out=str(out),
-                cell=job.cell.name,
-                repeat=job.repeat,
-                options=options or {},
-                config=None if config_path is None else str(config_path),
-                nodes=nodes,
-            )
-            job = replace(job, program=by_hand.program(description.device_type))
-        # to be given on each node, with its number
-        command = shlex.join(job.command).replace("--node-rank=0", "--node-rank=NODE")
-        console.print(Text(command), soft_wrap=True)
+    by_hand: dict[str, object] = {}
+    if fresh or not is_run_folder(out):
+        by_hand = {"options": options or {}, "config": config_path, "nodes": nodes}
+    others = "repeat is the number of the repeat"
+    planning.print_commands(description, console, others, by_hand)
     return description
 
 
@@ -313,13 +283,6 @@ def _cells_table(description: RunPlan) -> Table:
 def _numbers(order: Order) -> str:
     """The cells of one repeat, by their numbers in the table."""
     return " ".join(str(place + 1) for place in order)
-
-
-def _first_of_each_cell(jobs: Sequence[CellJob]) -> list[CellJob]:
-    firsts: dict[Cell, CellJob] = {}
-    for job in jobs:
-        firsts.setdefault(job.cell, job)
-    return list(firsts.values())
 
 
 def begin_by_hand(assignment: Assignment) -> None:

@@ -10,16 +10,18 @@ is corrected by the times of its finished cells.
 
 import importlib.metadata
 import math
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from dpscope.launch.jobs.assignment import read_assignment
 from dpscope.launch.jobs.devices import DeviceType
 from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.torchrun import Job
@@ -36,7 +38,7 @@ from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.machine.environment import collect_environment, machine_findings
 from dpscope.profiling.machine.nvml import open_nvml
 from dpscope.profiling.records.config import ResolvedConfig
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run import (
     SCHEMA_VERSION,
@@ -48,6 +50,7 @@ from dpscope.profiling.records.run import (
     PlannedCell,
 )
 from dpscope.profiling.records.settings import settings_of
+from dpscope.profiling.records.training import ResolvedTrainConfig
 from dpscope.profiling.store.errors import DpscopeError
 
 _BASIS = {
@@ -62,12 +65,14 @@ _START_S = {"cuda": 15.0, "cpu": 6.5}
 _COMPILE_S = {"off": 0.0, "aot_eager": 6.0, "default": 30.0}
 _PROFILER_STEPS = 6  # steps under the profiler's warm-up, and steps that are not traced
 _YARDSTICK = SIZES[CIFAR_RESNET]
+# of an epoch's steps: a fifth to a quarter as many samples, without backward pass and update
+_TEST_SHARE = 0.1
 _TRACED_STEP_BYTES = {"cuda": 300_000, "cpu": 110_000}  # gzip, one process or replica
 
 
 @dataclass(frozen=True)
-class CellEstimate:
-    """One repeat of one cell."""
+class JobEstimate:
+    """One repeat of one cell, or one training."""
 
     duration_s: float
     bytes: int
@@ -84,11 +89,23 @@ class Plan(Generic[_JobT]):
     threads: int  # of each process
     jobs: tuple[_JobT, ...]  # in order
     findings: tuple[Finding, ...]
+    model_size: ModelSize
 
     @property
     def to_do(self) -> list[_JobT]:
         """The remaining jobs."""
         return [job for job in self.jobs if not job.done]
+
+    @property
+    def duration_s(self) -> float:
+        """Estimated time of the remaining jobs."""
+        return sum(job.estimate_s or 0.0 for job in self.to_do)
+
+    @property
+    def cost(self) -> str:
+        """Estimated time and disk usage of what remains."""
+        disk_bytes = sum(job.estimate_bytes for job in self.to_do)
+        return f"{duration_text(self.duration_s)} and {disk_bytes / 1e6:.0f} MB of disk"
 
 
 def measured_cells(plan: Iterable[PlannedCell]) -> list[Cell]:
@@ -128,16 +145,45 @@ def check_same_settings(
 
 def estimate_basis(kind: DeviceType, size: ModelSize) -> str:
     """What the estimates rest on."""
-    return (
-        _BASIS[kind]
-        if size.multiplications is not None
-        else f"{_BASIS[kind]}; {_UNCOUNTED.format(size.uncounted)}"
+    if size.multiplications is not None:
+        return _BASIS[kind]
+    return f"{_BASIS[kind]}; {_UNCOUNTED.format(size.uncounted)}"
+
+
+def print_estimate(plan: Plan[_JobT], console: Console) -> None:
+    """What remains to be done, how long it takes and how much it writes."""
+    console.print(
+        f"{plan.device_type}, {counted(plan.threads, 'thread')} per process; "
+        f"{counted(len(plan.to_do), 'job')} to do: about {plan.cost} (an estimate: "
+        f"{estimate_basis(plan.device_type, plan.model_size)}).",
+        highlight=False,
+        soft_wrap=True,
     )
+
+
+def print_commands(
+    plan: Plan[_JobT], console: Console, others: str, by_hand: Mapping[str, Any]
+) -> None:
+    """A torchrun command for the first job to do of each cell, which works by hand; `others` states
+    how the commands of further jobs differ. `by_hand` are the fields of an assignment with which it
+    begins the folder.
+    """
+    first: dict[str, Job] = {}
+    for job in plan.to_do:
+        first.setdefault(job.alike, job)
+    if len(first) < len(plan.to_do):
+        console.print(f"A command for each cell; {others}:")
+    for planned in first.values():
+        assignment = msgspec.structs.replace(read_assignment(planned.program[-1:]), **by_hand)
+        command = shlex.join(replace(planned, program=assignment.program(plan.device_type)).command)
+        # to be given on each node, with its number
+        command = command.replace("--node-rank=0", "--node-rank=NODE")
+        console.print(Text(command), soft_wrap=True)
 
 
 def estimate_cell(
     cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize
-) -> CellEstimate:
+) -> JobEstimate:
     """Time and disk of one repeat of a cell."""
     measurement = config.measurement
     # The traced one, and DDP's counters pass, which is traced as well.
@@ -150,14 +196,31 @@ def estimate_cell(
             config.workload.samples / cell.global_batch_size
         )
     compile_s = _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"])
-    return CellEstimate(
+    return JobEstimate(
         duration_s=_START_S[kind] + compile_s + steps * _step_s(cell, config, kind, size),
         bytes=passes * cell.devices * (measurement.traced_steps + 1) * _TRACED_STEP_BYTES[kind]
         + 20_000,
     )
 
 
-def _step_s(cell: Cell, config: ResolvedConfig, kind: DeviceType, size: ModelSize) -> float:
+def estimate_training(
+    cell: Cell, config: ResolvedTrainConfig, epochs: int, kind: DeviceType, size: ModelSize
+) -> JobEstimate:
+    """Time and disk of one training of a cell that has so many epochs left."""
+    compile_s = _COMPILE_S.get(cell.options.compile, _COMPILE_S["default"])
+    steps = math.ceil(config.workload.samples / cell.global_batch_size)
+    epoch_s = steps * _step_s(cell, config, kind, size) * (1 + _TEST_SHARE)
+    # weights and momentum in single precision, of the last epoch and of the best one
+    checkpoint_bytes = size.parameters * 4 * 2
+    return JobEstimate(
+        duration_s=_START_S[kind] + compile_s + epochs * epoch_s,
+        bytes=2 * checkpoint_bytes + 20_000,
+    )
+
+
+def _step_s(
+    cell: Cell, config: ResolvedConfig | ResolvedTrainConfig, kind: DeviceType, size: ModelSize
+) -> float:
     parameters = size.parameters / _YARDSTICK.parameters
     assert _YARDSTICK.multiplications is not None
     multiplications = (
@@ -191,7 +254,7 @@ def baseline_findings(plan: Sequence[PlannedCell]) -> list[Finding]:
     ]
 
 
-def estimate_findings(estimates: Mapping[Cell, CellEstimate], limit_s: float) -> list[Finding]:
+def estimate_findings(estimates: Mapping[Cell, JobEstimate], limit_s: float) -> list[Finding]:
     """Cells that will probably be ended by the time limit before they are measured."""
     if not (
         over := {

@@ -12,10 +12,11 @@ class LearningCode(FindingCode):
         action="read the log of the training, and train again",
     )
     TRAINING_INCOMPLETE = Code(
-        "warning",
-        meaning="A training did not finish all its epochs and is left out of its cell's accuracy, "
-        "or no training has finished an epoch, and only the measured cells are shown.",
+        "error",
+        meaning="A training did not finish all its epochs and is left out of its cell's accuracy. A "
+        "warning where no training has finished an epoch, and only the measured cells are shown.",
         action="repeat the same `dpscope train` command: it resumes where it stopped",
+        other_severity="warning",
     )
     TRAINING_DIVERGED = Code(
         "warning",

@@ -17,7 +17,7 @@ from dpscope.analysis.output.changes import print_comparison, verdict_of
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
 def run_of(
@@ -216,6 +216,37 @@ def test_models_are_compared_by_what_was_computed(
 def model_of(run: Path) -> ParameterSizes:
     (_, result) = load_run(run).cells[SINGLE].ranks[0]
     return result.model
+
+
+def trained(folder: Path, model: str, parameters: int | None = None) -> Path:
+    """The stored trainings, of a model of this name, and of another size if that is given."""
+    shutil.copytree(DATA / "trained_tiny", folder)
+    manifest = folder / "train_manifest.json"
+    content = json.loads(manifest.read_text())
+    content["config"]["workload"]["model"] = model
+    manifest.write_text(json.dumps(content))
+    for path in folder.glob("training/*/seed*/result.json"):
+        result = json.loads(path.read_text())
+        result["parameter_count"] = parameters or result["parameter_count"]
+        path.write_text(json.dumps(result))
+    return folder
+
+
+def test_trainings_alone_are_compared_by_what_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two import names of one model compare; other sizes under one name are named."""
+    before = trained(tmp_path / "before", "a:b")
+    renamed = trained(tmp_path / "renamed", "c:d")
+    assert print_comparison(before, renamed, None, "csv", QUIET) == 0
+    assert capsys.readouterr().err == ""
+    larger = trained(tmp_path / "larger", "a:b", parameters=7)
+    assert print_comparison(before, larger, None, "csv", QUIET) == 3
+    assert "-> 7" in capsys.readouterr().err
+    other = trained(tmp_path / "other", "c:d", parameters=7)
+    with pytest.raises(DpscopeError, match=r" 7\): different models do not compare"):
+        print_comparison(before, other, None, "csv", QUIET)
+    assert print_comparison(before, other, None, "csv", QUIET, force=True) == 0
 
 
 def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> None:

@@ -170,8 +170,22 @@ def test_an_incomplete_training_is_left_out_of_accuracy_with_a_finding(tmp_path:
     assert final_accuracy(data.cells[0]) == Range(90.0, 90.0, 90.0, 1)
     findings, table = codes(data), training_tables(data)["test_accuracy"]
     assert "seed 1 has 1" in findings["training_incomplete"].message
+    assert findings["training_incomplete"].severity == "error"
     assert "epoch 2" in findings["training_diverged"].message
     assert table.rows[0][7] == "NA"
+
+
+def test_a_planned_training_without_an_epoch_is_an_error(tmp_path: Path) -> None:
+    """Of two planned cells one has its two epochs, of the other there is none."""
+    cells = [Cell("single", 1, 16), Cell("ddp", 2, 8)]
+    first = [record(cells[0].name, epoch=epoch) for epoch in (1, 2)]
+    last = [record(cells[1].name, epoch=epoch) for epoch in (1, 2)]
+    data = load_training(write_trained(tmp_path / "lacks", cells, first, epochs=2))
+    (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
+    assert (finding.severity, finding.about) == ("error", cells[1].name)
+    assert "of 2 epochs seed 0 has 0" in finding.message
+    whole = load_training(write_trained(tmp_path / "whole", cells, first + last, epochs=2))
+    assert "training_incomplete" not in codes(whole)
 
 
 GOOD = plain_epochs("ddp", 2, 0, [90.0], [2.0])[0]

@@ -1,21 +1,29 @@
 """The cells of a training, their learning rates and findings."""
 
 import io
+import shlex
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from dpscope.launch.jobs.assignment import read_assignment
 from dpscope.launch.jobs.devices import Devices
+from dpscope.launch.jobs.worker_process import TorchrunPlace
+from dpscope.launch.learning.tasks import training_task
 from dpscope.launch.learning.train_plan import (
     describe_trainings,
     load_train_config,
     make_train_plan,
+    plan_trainings,
     resolve_training,
 )
+from dpscope.launch.planning.manifest import estimate_training
+from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.training import PlannedTraining
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.training_folders import TrainFolder
 
 CPU = Devices(kind="cpu", count=None)
 
@@ -108,9 +116,41 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     text = printed.getvalue()
     for cell in ("single-d1-b32", "dp-host-d2-b16", "ddp-d2-b16"):
         assert cell in text
-    assert "dpscope.launch" not in text  # nothing that a person would not type
-    assert text.splitlines()[-1].startswith(f"6 trainings to do in {tmp_path / 'run'}: ")
+    assert "6 jobs to do: about" in text
+    commands = [line for line in text.splitlines() if '"task"' in line]
+    assert len(commands) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process  # git, for the commit
+def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
+    """The first one begins the trainings that were planned, and the next ones find them."""
+    flags: dict[str, object] = {"device": "cpu", "devices": "2", "epochs": 3, "lr": 0.5}
+    config = load_train_config(None, flags)
+    printed = io.StringIO()
+    out = tmp_path / "run"
+    describe_trainings(config, out, Console(file=printed, width=200), options=flags)
+    commands = [line for line in printed.getvalue().splitlines() if '"task"' in line]
+    for command, processes in zip(commands, (1, 1, 2), strict=True):
+        assignment = read_assignment(shlex.split(command)[-1:])
+        place = TorchrunPlace(0, 0, processes, processes, node=0)
+        folder, _ = training_task(assignment, place)
+        assert folder.path.parent.name == assignment.cell
+    assert TrainFolder(out).manifest().config == plan_trainings(config, out).config
+    with pytest.raises(DpscopeError, match="holds trainings with --lr"):
+        plan_trainings(load_train_config(None, {**flags, "lr": 0.1}), out)
+
+
+def test_an_estimate_is_of_the_epochs_that_are_left() -> None:
+    config = load_train_config(None, {"device": "cpu", "devices": "2", "epochs": 8})
+    resolved = resolve_training(config, CPU)
+    (cell, *_) = [training.cell for training in make_train_plan(resolved, "cpu")]
+    size = checked_model_size(resolved.workload, resolved.optimizer)
+    whole, half, none = (estimate_training(cell, resolved, left, "cpu", size) for left in (8, 4, 0))
+    assert whole.duration_s - half.duration_s == pytest.approx(half.duration_s - none.duration_s)
+    assert whole.duration_s > half.duration_s > none.duration_s > 0
+    # two checkpoints of weights and momentum of four bytes each
+    assert whole.bytes == pytest.approx(2 * 2 * 4 * size.parameters, rel=0.05)
 
 
 def test_a_schedule_is_whole_or_the_users_and_loading_takes_workers_where_it_costs_time() -> None:

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.launch.jobs import worker_process
 from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.job_queue import JobQueue, duration_text
 from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace, torchrun_place
-from dpscope.launch.measuring import assigned_cell as assigned_cell_module
 from dpscope.launch.measuring import run
 from dpscope.launch.measuring.assigned_cell import AssignedCell, assigned_cell
 from dpscope.launch.measuring.cell import _wait_for_all_files
@@ -126,14 +126,14 @@ def test_mistakes_by_hand_leave_no_folder(
 def test_other_ranks_wait_for_the_manifest_and_for_their_own_number_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assigned_cell_module, "WAIT_FOR_RANK_0_S", 0.1)
+    monkeypatch.setattr(worker_process, "WAIT_FOR_RANK_0_S", 0.1)
     out, options = tmp_path / "run", {**TINY, "devices": "2x1"}
     assignment = Assignment(
         task="measure", out=str(out), cell="ddp-d2-n2-b4", options=options, nodes=2
     )
     rank_0 = TorchrunPlace(0, 0, world_size=2, local_world_size=1, node=0, nodes=2)
     rank_1 = replace(rank_0, rank=1, node=1)
-    with pytest.raises(DpscopeError, match=r"rank 0 has begun no run there in 0\.1 s"):
+    with pytest.raises(DpscopeError, match=r"rank 0 has begun nothing there in 0\.1 s"):
         assigned_cell(assignment, rank_1)
     of_0, of_1 = assigned_cell(assignment, rank_0), assigned_cell(assignment, rank_1)
     assert (of_0.cell, of_0.folder.path) == (of_1.cell, of_1.folder.path)
