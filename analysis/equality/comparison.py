@@ -54,14 +54,18 @@ def compare_trainings(data: EqualityData) -> result.EqualityReport:
 
 def _other_samples(compared: Sequence[RecordedTraining]) -> dict[str, Finding]:
     """Trainings on other samples than the reference's."""
-    reference, findings = compared[0].samples(), {}
-    for training in compared[1:]:
-        if (difference := sample_difference(reference, training.samples())) is not None:
-            step, missing, extra = difference
-            findings[training.name] = LearningCode.SAMPLES_DIFFER.finding(
-                f"from step {step} on {training.name} trains on different samples from {compared[0].name}: in that step, "
-                f"missing are {first_names(missing) or 'none'}, too many are {first_names(extra) or 'none'}"
-            )
+    reference, *others = compared
+    expected = reference.samples()
+    findings = {}
+    for training in others:
+        difference = sample_difference(expected, training.samples())
+        if difference is None:
+            continue
+        step, missing, extra = difference
+        findings[training.name] = LearningCode.SAMPLES_DIFFER.finding(
+            f"from step {step} on {training.name} trains on different samples from {reference.name}: in that step, "
+            f"missing are {first_names(missing) or 'none'}, too many are {first_names(extra) or 'none'}"
+        )
     return findings
 
 
@@ -87,11 +91,11 @@ def _unexplained(
     """
     first = pair.first_difference
     assert first is not None
-    tensor, cause = f" of {first.tensor}" if first.tensor else "", ""
+    tensor = f" of {first.tensor}" if first.tensor else ""
+    cause = ""
     if first.what == "gradient" and first.tolerance is not None:
-        factor, distance = differences.gradient_factor(
-            reference.ranks[0], other.ranks[0], first.step
-        )
+        mine, others = reference.ranks[0], other.ranks[0]
+        factor, distance = differences.gradient_factor(mine, others, first.step)
         if distance <= first.tolerance and factor != 1:
             larger = f"all its gradients are {factor:.6g} times as large"
             cause = f"; {larger}: summed instead of averaged, or another scale of the loss"

@@ -50,12 +50,11 @@ _Values = NDArray[np.float64]
 
 
 class Differences(NamedTuple):
-    """Of two trainings, steps x tensors each: the largest absolute difference of an element, the
-    relative one, equal bits.
+    """Of two trainings, steps x tensors each: the relative difference, and whether bits are
+    equal.
     """
 
     tensors: tuple[str, ...]
-    absolute: _Values
     relative: _Values
     same_bits: NDArray[np.bool_]
 
@@ -73,10 +72,9 @@ def training_differences(
     """Of losses (of the global batch), gradients and weights (of rank 0)."""
     mine = reference.losses()[:, None]
     others = other.losses()[:, None]
-    absolute = np.abs(others - mine)
-    relative = _ratio(absolute, np.abs(mine))
+    relative = _ratio(np.abs(others - mine), np.abs(mine))
     differences: dict[What, Differences] = {
-        "loss": Differences(("",), absolute, relative, same_bits=mine == others)
+        "loss": Differences(("",), relative, same_bits=mine == others)
     }
     for what in _TENSORS:
         differences[what] = process_differences(reference.ranks[0], other.ranks[0], what)
@@ -90,16 +88,14 @@ def process_differences(reference: ProcessData, other: ProcessData, what: What) 
     norms = reference.arrays[f"{what}_norm"]
     # root mean square per step
     typical = np.sqrt((norms**2).sum(axis=1) / sum(parameter.elements for parameter in parameters))
-    absolute, relative = [], []
+    relative = []
     for place in range(len(parameters)):
         mine = reference.arrays[f"{what}.{place}"].astype(np.float64, copy=False)
         difference = other.arrays[f"{what}.{place}"].astype(np.float64, copy=False) - mine
         scale = np.maximum(np.linalg.norm(mine, axis=1), typical * np.sqrt(mine.shape[1]))
-        absolute.append(np.abs(difference).max(axis=1, initial=0.0))
         relative.append(_ratio(np.linalg.norm(difference, axis=1), scale))
     return Differences(
         tensors=tuple(parameter.name for parameter in parameters),
-        absolute=np.stack(absolute, axis=1),
         relative=np.stack(relative, axis=1),
         same_bits=reference.arrays[f"{what}_hash"] == other.arrays[f"{what}_hash"],
     )
@@ -124,16 +120,18 @@ def gradient_factor(reference: ProcessData, other: ProcessData, step: int) -> tu
     The distance is relative to the norm of the other's gradients, over all stored elements of all
     tensors.
     """
-    places = range(len(reference.record.parameters))
-    mine, others = (
-        np.concatenate(
-            [data.arrays[f"gradient.{place}"][step].astype(np.float64) for place in places]
-        )
-        for data in (reference, other)
-    )
+    mine, others = _gradients(reference, step), _gradients(other, step)
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = mine @ others / (mine @ mine)
-        return float(factor), float(np.linalg.norm(others - factor * mine) / np.linalg.norm(others))
+        distance = np.linalg.norm(others - factor * mine) / np.linalg.norm(others)
+    return float(factor), float(distance)
+
+
+def _gradients(process: ProcessData, step: int) -> _Values:
+    """All stored elements of all gradients of a step."""
+    places = range(len(process.record.parameters))
+    gradients = [process.arrays[f"gradient.{place}"][step] for place in places]
+    return np.concatenate(gradients).astype(np.float64)
 
 
 class Tolerances(NamedTuple):
@@ -158,12 +156,16 @@ class Tolerances(NamedTuple):
 
 def tolerances(moved: dict[What, Differences], settings: EqualitySettings) -> Tolerances:
     """From the differences between the reference and the same training with moved weights."""
-    least = SAFETY * (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
+    regrouping = (settings.global_batch_size - 1) * _ROUNDOFF[settings.precision]
     measured = {what: np.maximum.accumulate(moved[what].largest) for what in WHATS}
-    tolerated = {what: np.maximum(SAFETY * values, least) for what, values in measured.items()}
+    tolerated = {what: SAFETY * np.maximum(values, regrouping) for what, values in measured.items()}
     fine = np.all([values <= LARGEST_TOLERANCE for values in tolerated.values()], axis=0)
-    judged = len(fine) if fine.all() else int(np.argmin(fine))
-    return Tolerances(tolerated, measured, judged)
+    return Tolerances(tolerated, measured, _first_steps(fine))
+
+
+def _first_steps(sound: NDArray[np.bool_]) -> int:
+    """How many of the first steps are sound."""
+    return len(sound) if sound.all() else int(np.argmin(sound))
 
 
 def judge_pair(
@@ -174,14 +176,12 @@ def judge_pair(
     first = _first_beyond(differences, tolerance)
     same_bits = all(bool(differences[what].same_bits.all()) for what in _TENSORS)
     judged = tolerance.judged
-    if same_bits:  # shows nothing where values are not finite
-        finite = np.all(
-            [~np.isnan(each.relative).any(axis=1) for each in differences.values()], axis=0
-        )
-        judged = len(finite) if finite.all() else int(np.argmin(finite))
     agreement: Agreement = "equal" if first is None else "different"
     if same_bits:
         agreement = "bit-equal"
+        # equal bits show nothing where values are not finite
+        unknown = [np.isnan(each.relative).any(axis=1) for each in differences.values()]
+        judged = _first_steps(~np.any(unknown, axis=0))
     steps = zip(*(differences[what].largest.tolist() for what in WHATS), strict=True)
     return PairResult(
         reference=reference.name,
@@ -210,11 +210,14 @@ def _first_beyond(
 def _largest(
     differences: Differences, what: What, step: int, tolerated: float | None
 ) -> TensorDifference:
-    index = int(np.argmax(np.nan_to_num(differences.relative[step], nan=-1.0, posinf=np.inf)))
-    absolute = differences.absolute[step, index]
-    relative = differences.relative[step, index]
+    relative = differences.relative[step]
+    index = int(np.argmax(np.nan_to_num(relative, nan=-1.0, posinf=np.inf)))
     return TensorDifference(
-        step, what, differences.tensors[index], known(absolute), known(relative), tolerated
+        step=step,
+        what=what,
+        tensor=differences.tensors[index],
+        relative=known(relative[index]),
+        tolerance=tolerated,
     )
 
 

@@ -6,7 +6,7 @@ from dpscope.profiling.records.equality import EqualitySettings
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.stored import Stored
 
-EQUALITY_SCHEMA_VERSION = 3
+EQUALITY_SCHEMA_VERSION = 4
 
 What = Literal["loss", "gradient", "weight"]
 Value = float | None
@@ -19,9 +19,8 @@ class TensorDifference(Stored, frozen=True):
     step: int
     what: What
     tensor: str
-    absolute: Value  # the largest of its elements
     relative: Value  # as analysis/equality/differences.py defines it
-    tolerance: Value  # for `relative`
+    tolerance: Value  # of it
 
 
 class StepDistance(Stored, frozen=True):

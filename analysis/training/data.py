@@ -7,7 +7,7 @@ curves of other programs load, too; further fields that dpscope stores are optio
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from operator import attrgetter
 from pathlib import Path
 
@@ -102,17 +102,15 @@ class TrainingData:
         return [result for result in self.results if result.status != "ok"]
 
     @property
-    def planned(self) -> list[tuple[str, int]]:
-        """Cell and seed of each planned training; empty if they are unknown."""
+    def untrained(self) -> list[tuple[str, int]]:
+        """Cell and seed of each planned training without an epoch; empty if the plan is unknown."""
         if self.manifest is None:
             return []
         planned = [training.planned for training in self.manifest.plan]
-        return [
-            (one.cell.name, seed)
-            for one in planned
-            if one.skip_reason is None
-            for seed in self.manifest.config.seeds
-        ]
+        names = [one.cell.name for one in planned if one.skip_reason is None]
+        trained = {(cell.name, training.seed) for cell in self.cells for training in cell.trainings}
+        every = product(names, self.manifest.config.seeds)
+        return [training for training in every if training not in trained]
 
     @property
     def parameter_counts(self) -> dict[str, int]:

@@ -3,50 +3,48 @@
 from collections.abc import Iterator
 
 from dpscope.analysis.stats.samples import Verdict
-from dpscope.analysis.text.units import choose_unit, show
 from dpscope.analysis.training.data import TrainingData, failure
 from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, differences
-from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
+from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.learning_codes import LearningCode
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
     """All findings about a run folder's trainings, including stored ones; each once."""
-    findings = [*data.findings, *_failed(data), *_incomplete(data), *_diverged(data)]
-    findings += _few_seeds(data)
-    findings += [
-        _about(difference)
-        for difference in differences(data)
-        if difference.verdict != "too_few_samples"  # of which few_seeds warns
+    findings = [
+        *data.findings,
+        *_failed(data),
+        *_incomplete(data),
+        *_diverged(data),
+        *_few_seeds(data),
+        *_differences(data),
     ]
     return list(dict.fromkeys(findings))
 
 
 def _failed(data: TrainingData) -> Iterator[Finding]:
     for result in data.failed:
-        log = f"{data.folder}/training/{result.cell.name}/seed{result.seed}/log.txt"
-        action = f"read {log} and train again"
+        cell, seed = result.cell.name, result.seed
+        action = f"read {data.folder}/training/{cell}/seed{seed}/log.txt and train again"
         if result.status == "interrupted":
             action = LearningCode.TRAINING_INCOMPLETE.value.action
-        yield LearningCode.TRAINING_FAILED.finding(
-            failure(result), action, about=f"{result.cell.name}, seed {result.seed}"
-        )
+        about = f"{cell}, seed {seed}"
+        yield LearningCode.TRAINING_FAILED.finding(failure(result), action, about=about)
 
 
 def _incomplete(data: TrainingData) -> Iterator[Finding]:
-    """Of each cell, the trainings that were planned and lack epochs."""
-    trained = {
-        (cell.name, training.seed): len(training.epochs)
-        for cell in data.trained
-        for training in cell.trainings
-    }
-    planned = dict.fromkeys((*data.planned, *trained))
-    lacking = [training for training in planned if trained.get(training, 0) < data.planned_epochs]
-    for name, seeds in grouped(lacking).items():
-        counts = ", ".join(f"seed {seed} has {trained.get((name, seed), 0)}" for seed in seeds)
+    planned = counted(data.planned_epochs, "epoch")
+    for cell in data.trained:
+        short = [training for training in cell.trainings if not training.complete]
+        if short:
+            seeds = [f"seed {training.seed} has {len(training.epochs)}" for training in short]
+            lacks = f"of {planned} {', '.join(seeds)}"
+            yield LearningCode.TRAINING_INCOMPLETE.finding(
+                f"{lacks}; left out of its accuracy", about=cell.name
+            )
+    for name, seed in data.untrained:
         yield LearningCode.TRAINING_INCOMPLETE.finding(
-            f"of {counted(data.planned_epochs, 'epoch')} {counts}; left out of its accuracy",
-            about=name,
+            f"of {planned} none is trained", about=f"{name}, seed {seed}"
         )
 
 
@@ -63,15 +61,15 @@ def _diverged(data: TrainingData) -> Iterator[Finding]:
 
 
 def _few_seeds(data: TrainingData) -> Iterator[Finding]:
-    few = [cell for cell in data.trained if len(cell.complete) < FEWEST_SEEDS]
-    if few and len(data.trained) > 1:
-        counts = ", ".join(f"{cell.name} has {len(cell.complete)}" for cell in few)
+    seeds = {cell.name: len(cell.complete) for cell in data.trained}
+    few = [f"{name} has {count}" for name, count in seeds.items() if count < FEWEST_SEEDS]
+    if few and len(seeds) > 1:
+        needed = f"{FEWEST_SEEDS} complete seeds of a cell are needed"
         yield LearningCode.FEW_SEEDS.finding(
-            f"{FEWEST_SEEDS} complete seeds of a cell are needed to show how much accuracy varies by chance; {counts}"
+            f"{needed} to show how much accuracy varies by chance; {', '.join(few)}"
         )
 
 
-_POINTS = choose_unit("percent", ())  # of as many decimals as accuracies have
 _JUDGED: dict[Verdict, str] = {
     "above": "test accuracy is higher",
     "below": "test accuracy is lower",
@@ -90,10 +88,14 @@ _ACTIONS: dict[Verdict, str] = {
 
 def difference_message(difference: CellDifference) -> str:
     """The difference between two cells of enough seeds to judge accuracies as a sentence."""
-    spread = show(difference.spread_points, _POINTS)
+    judged = _JUDGED[difference.verdict]
+    points = f"{difference.shown_points:+.2f} points"
+    seeds = counted(difference.seeds, "seed")
+    spread = f"spread {difference.spread_points:.2f} points"
+    speedup = speedup_text(difference)
     return (
-        f"{difference.cell} versus {difference.against}: {_JUDGED[difference.verdict]} ({difference.shown_points:+.2f} points; "
-        f"{counted(difference.seeds, 'seed')}, spread {spread} points); {speedup_text(difference)}"
+        f"{difference.cell} versus {difference.against}: {judged} ({points}; {seeds}, {spread}); "
+        f"{speedup}"
     )
 
 
@@ -106,8 +108,11 @@ def speedup_text(difference: CellDifference) -> str:
     return f"an epoch trains {speedup.value:.2f}x as fast ({interval})"
 
 
-def _about(difference: CellDifference) -> Finding:
-    severity: Severity = "warning" if difference.verdict == "below" else "info"
-    return LearningCode.ACCURACY_DIFFERENCE.finding(
-        difference_message(difference), _ACTIONS[difference.verdict], severity=severity
-    )
+def _differences(data: TrainingData) -> Iterator[Finding]:
+    for difference in differences(data):
+        if difference.verdict == "too_few_samples":
+            continue  # of which few_seeds warns
+        severity: Severity = "warning" if difference.verdict == "below" else "info"
+        yield LearningCode.ACCURACY_DIFFERENCE.finding(
+            difference_message(difference), _ACTIONS[difference.verdict], severity=severity
+        )

@@ -36,8 +36,8 @@ class _Entry(msgspec.Struct, gc=False):
     process_group: tuple[str, str]
     collective_seq_id: int
     profiling_name: str
+    record_id: int
     p2p_seq_id: int = 0
-    record_id: int = 0
     time_created_ns: int | None = None
     input_sizes: list[list[int]] = []
     output_sizes: list[list[int]] = []
@@ -85,15 +85,13 @@ def read(file: Path, content: bytes) -> list[Process]:
     entries: dict[int, _Entry] = {}
     for dump in dumps:
         configs |= dump.pg_config
-        entries |= {entry.record_id: entry for entry in dump.entries}
-    # those of one dump are all different, also where its version numbers none
-    records = (
-        [entries[number] for number in sorted(entries)] if len(dumps) > 1 else dumps[0].entries
-    )
+        for entry in dump.entries:
+            # of one that several dumps hold, the last knows most
+            entries[entry.record_id] = entry
     groups = {name: _group(file, name, config) for name, config in configs.items()}
     rank = _rank(file, dumps[0], groups)
     recording = Recording()
-    for entry in records:
+    for entry in entries.values():
         _add(recording, entry, groups)
     process = recording.process(
         source=str(file),
@@ -147,21 +145,24 @@ def _unlike(file: Path, error: Exception) -> DpscopeError:
 
 
 def _group(file: Path, name: str, config: _Config) -> Group:
-    ranks = tuple(int(digits) for digits in re.findall(r"\d+", config.ranks))
+    numbers = re.findall(r"\d+", config.ranks)
+    ranks = tuple(map(int, numbers))
     if not ranks or len(config.ranks) > _MOST_BYTES_OF_RANKS:
         raise DpscopeError(f"{file}: the ranks of group {name!r} are not listed; name the dumps")
-    return Group(f"{config.desc} {ranks}", config.desc or name or _DEFAULT, len(ranks), ranks)
+    shown = config.desc or name or _DEFAULT
+    return Group(f"{config.desc} {ranks}", shown, len(ranks), ranks)
 
 
 def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
     """By dpscope or by the file's name; it must be in each of the process's groups."""
-    shared = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
-    match = _RANK.search(file.name)
+    members = [set(group.ranks) for group in groups.values()]
+    shared = set.intersection(*members) if members else set()
     rank = dump.rank
+    match = _RANK.search(file.name)
     if rank is None and match:
         rank = int(match[1])
     if rank is None and len(shared) == 1:
-        (rank,) = shared
+        rank = min(shared)
     if rank is None:
         raise DpscopeError(
             f"{file}: no rank in its name, and a dump does not record it; rename it to end in the rank, such as _dump_0"

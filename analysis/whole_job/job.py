@@ -205,7 +205,8 @@ def read_hosts(path: Path) -> dict[int, str]:
 
 def _findings(job: RecordedJob) -> Iterator[Finding]:
     """What is wrong with the records."""
-    missing = sorted(set(range(job.world)) - set(job.ranks))
+    read = set(job.ranks)
+    missing = [rank for rank in range(job.world) if rank not in read]
     if missing:
         ranks = f"{counted(len(missing), 'rank')} of {job.world}"
         yield TraceCode.RANKS_MISSING.finding(

@@ -117,20 +117,20 @@ def waiting_rows(summary: Summary) -> list[TableRow]:
 def host_rows(summary: Summary) -> list[TableRow]:
     """What the ranks of each host wait, on average, and what they cause; the most first."""
     found = summary.waiting
-    by_host = grouped((host, place) for place, host in enumerate(summary.job.hosts))
-    by_host.pop(None, None)
-    if not found.timed or len(by_host) < 2:
+    if not found.timed or len(set(summary.job.hosts)) < 2:
         return []
-    rows: list[TableRow] = [
-        {
+    wait_us = found.wait_us.sum(axis=1)
+    rows: list[TableRow] = []
+    by_host = grouped((host, place) for place, host in enumerate(summary.job.hosts))
+    for host, places in by_host.items():
+        row = {
             "host": host,
             "ranks": len(places),
-            "wait_us": float(found.wait_us[places].sum()) / len(places),
+            "wait_us": float(wait_us[places].mean()),
             "caused_us": float(found.others[places].sum()),
             "caused_share": plain(found.caused_share[places].sum()),
         }
-        for host, places in sorted(by_host.items())
-    ]
+        rows.append(row)
     return sorted(rows, key=lambda row: -row["caused_us"])
 
 
@@ -143,14 +143,16 @@ def time_rows(summary: Summary) -> list[TableRow]:
     for part, limits in enumerate(_parts(summary)):
         caused_us = found.caused_us[:, part]
         worst = int(caused_us.argmax())
-        late_rank = late_share = None
+        row: TableRow = {
+            **limits,
+            "wait_us": float(found.wait_us[:, part].mean()),
+            "late_rank": None,
+            "late_share": None,
+        }
         if caused_us[worst]:
-            late_rank = summary.job.ranks[worst]
-            late_share = float(caused_us[worst] / caused_us.sum())
-        wait_us = float(found.wait_us[:, part].mean())
-        rows.append(
-            {**limits, "wait_us": wait_us, "late_rank": late_rank, "late_share": late_share}
-        )
+            row["late_rank"] = summary.job.ranks[worst]
+            row["late_share"] = float(caused_us[worst] / caused_us.sum())
+        rows.append(row)
     return rows
 
 

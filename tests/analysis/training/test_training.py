@@ -182,8 +182,8 @@ def test_a_planned_training_without_an_epoch_is_an_error(tmp_path: Path) -> None
     last = [record(cells[1].name, epoch=epoch) for epoch in (1, 2)]
     data = load_training(write_trained(tmp_path / "lacks", cells, first, epochs=2))
     (finding,) = [one for one in training_findings(data) if one.code == "training_incomplete"]
-    assert (finding.severity, finding.about) == ("error", cells[1].name)
-    assert "of 2 epochs seed 0 has 0" in finding.message
+    assert (finding.severity, finding.about) == ("error", f"{cells[1].name}, seed 0")
+    assert "of 2 epochs none is trained" in finding.message
     whole = load_training(write_trained(tmp_path / "whole", cells, first + last, epochs=2))
     assert "training_incomplete" not in codes(whole)
 
