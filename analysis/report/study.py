@@ -194,11 +194,19 @@ def _epoch_notes(report: Results) -> Iterator[str]:
             "epoch efficiency: the last step counts as a whole one, so it differs from that of the steps "
             "on the first screen"
         )
-        yield f"steps of an epoch: {_epoch_lengths(report)}"
+        yield f"steps of an epoch{_epoch_samples(report)}: {_epoch_lengths(report)}"
     yield from _input_path(report)
     published = report.run.manifest.config.reporting.published
     if published is not None and not any(_published(report)):
         yield _NO_ROW.format(published)
+
+
+def _epoch_samples(report: Results) -> str:
+    """Such as `` of 50,000 samples``; empty for an attached script, whose epoch is its own."""
+    manifest = report.run.manifest
+    if manifest.script is not None:
+        return ""
+    return f" of {counted(manifest.config.workload.samples, 'sample')}"
 
 
 def _epoch_lengths(report: Results) -> str:

@@ -257,6 +257,9 @@ def _figure_formats(text: str | None) -> tuple[str, ...]:
 def runs_among(paths: list[Path]) -> list[Path]:
     """The run folder, if one was named; raises DpscopeError where another path was named, too."""
     runs = [path for path in paths if _is_run(path)]
+    for path in paths:
+        if runs and not path.exists():
+            raise DpscopeError(f"{path} does not exist; {runs[0]} is a run folder: give it alone")
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
     return runs

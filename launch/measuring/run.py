@@ -244,6 +244,7 @@ def describe_plan(
     `options` and the file that `config` was read from, unless it has begun.
     """
     description = plan_run(config, out, fresh, nodes=nodes)
+    console.print(_what_is_measured(description.config, out), highlight=False, soft_wrap=True)
     planning.print_left_out(description.plan, console)
     console.print(_cells_table(description))
     if len(description.estimates) > 1 and len(description.orders) > 1:
@@ -264,6 +265,19 @@ def describe_plan(
     others = "repeat is the number of the repeat"
     planning.print_commands(description, console, others, by_hand)
     return description
+
+
+def _what_is_measured(config: ResolvedConfig, out: Path) -> str:
+    workload, measurement = config.workload, config.measurement
+    timed = (
+        f"{measurement.steps} timed"
+        if measurement.epochs is None
+        else f"{counted(measurement.epochs, 'timed epoch')}"
+    )
+    return (
+        f"{workload.model} on {workload.data} data, into {out}. Each repeat: "
+        f"{measurement.warmup_steps} warm-up, {timed} and {measurement.traced_steps} traced steps."
+    )
 
 
 def _cells_table(description: RunPlan) -> Table:

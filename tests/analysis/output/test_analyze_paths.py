@@ -6,7 +6,7 @@ import pytest
 import typer
 
 import dpscope.analysis as api
-from dpscope.launch.commands.analyze import AnalyzeRequest, analyze
+from dpscope.launch.commands.analyze import AnalyzeRequest, analyze, runs_among
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import SETTINGS_NAME
@@ -31,6 +31,13 @@ def test_what_is_no_folder_of_traces_is_named(tmp_path: Path, made: str, message
     (tmp_path / made).write_text("{}")
     with pytest.raises(DpscopeError, match=message.format(tmp_path)):
         analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))
+
+
+def test_a_path_that_does_not_exist_is_named_before_others(tmp_path: Path) -> None:
+    with pytest.raises(DpscopeError, match=r"nowhere does not exist; .*run_tiny is a run folder"):
+        runs_among([DATA / "run_tiny", tmp_path / "nowhere"])
+    with pytest.raises(DpscopeError, match=r"run_tiny is a run folder: give it alone, or trace"):
+        runs_among([DATA / "run_tiny", DATA / "compiled_ddp"])
 
 
 def test_mistakes_of_the_python_api_are_named(tmp_path: Path) -> None:

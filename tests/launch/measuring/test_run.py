@@ -222,6 +222,15 @@ def test_a_dry_run_states_the_order_of_the_cells_in_each_repeat(tmp_path: Path) 
     )
 
 
+def test_a_dry_run_states_what_is_measured(tmp_path: Path) -> None:
+    steps = {"steps": 10, "traced_steps": 2, "warmup_steps": 6}
+    first_line = described(tmp_path / "run", model="resnet8_cifar", **steps)[1].splitlines()[0]
+    assert first_line == (
+        f"resnet8_cifar on synthetic data, into {tmp_path / 'run'}. Each repeat: 6 warm-up, 10 timed "
+        "and 2 traced steps."
+    )
+
+
 def test_an_estimate_beyond_the_time_limit_is_a_warning(tmp_path: Path) -> None:
     slow = plan_run(
         load_config(None, {**TINY, "model": "resnet18_cifar", "steps": 2000, "timeout": 60}),
