@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 
-from dpscope.profiling.store.errors import READER_GONE, DpscopeError
+from dpscope.profiling.store.errors import FAULT, READER_GONE, DpscopeError
 from dpscope.profiling.store.shown_text import complain
 
 _CLEANED_UP_S = 5.0  # after a signal
@@ -27,7 +28,8 @@ class _Stopped(BaseException):
 
 def main() -> None:
     """Entry point: a user's mistake or an error of the system is one line on standard error and
-    status 2; Ctrl-C is 130.
+    status 2; Ctrl-C is 130; a fault of dpscope is its traceback and FAULT, so that no gate takes it
+    for a result.
 
     SIGTERM and SIGHUP, where no job takes them, are a line and status 128 + their number.
     """
@@ -70,6 +72,13 @@ def main() -> None:
         _discard_output()
         complain(_refused(error))
         sys.exit(2)
+    except Exception:
+        _discard_output()
+        traceback.print_exc()
+        complain(
+            "this is a fault of dpscope, not of your files: please report the lines above together with the command"
+        )
+        sys.exit(FAULT)
     finally:
         # its bindings call what is not freed at the end a leak, on standard error
         if "torch" not in sys.modules:

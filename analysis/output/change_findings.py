@@ -110,22 +110,25 @@ def _repeats(change: Change) -> str:
     return "jobs" if change.quantity == TRACED_STEP else "repeats"
 
 
-def lost_findings(before: RunData, after: RunData) -> Iterator[Finding]:
-    """A warning about cells that were measured before and are not now: they cannot be judged."""
-    measured = {data.name for data in after.measured}
-    if lost := [data.name for data in before.measured if data.name not in measured]:
+def lost_findings(before: RunData, after: RunData, reported: Collection[str]) -> Iterator[Finding]:
+    """A warning about cells that were measured before and are not now: they cannot be judged.
+    `reported` are cells whose missing repeats have a finding.
+    """
+    there = {data.name for data in after.measured} | set(reported)
+    if lost := [data.name for data in before.measured if data.name not in there]:
         yield RunCode.NOT_COMPARED.finding(
             f"{', '.join(lost)} not measured in {after.path}",
             "measure the same cells in both runs, or find out why they failed in the second",
         )
 
 
-def lost_repeats(run: RunData, cells: Collection[str]) -> dict[str, list[Finding]]:
-    """Of these cells those that have fewer repeats or timed steps than the run's manifest plans, and
-    what they lack; traces alone have no plan.
+def lost_repeats(run: RunData, other: RunData) -> dict[str, list[Finding]]:
+    """Of the cells that the other run measured those that have fewer repeats or timed steps than
+    the run's manifest plans, and what they lack; traces alone have no plan.
     """
     if run.recorded is None:
         return {}
+    cells = {data.name for data in other.measured}
     lost = {}
     for name, count in measured_repeats(run).items():
         job = run.cells[name]
@@ -143,7 +146,7 @@ def _fewer_than_planned(manifest: Manifest, job: Job, count: int) -> Iterator[Fi
         measured = f"{count} of {counted(planned, 'repeat')} measured"
         yield RunCode.REPEATS_MISSING.finding(measured, about=job.name)
     timed = job.tables.samples.having("measuring_pass", "timed")
-    if measurement.steps is None or job.rank.attached is not None or not len(timed):
+    if measurement.steps is None or not len(timed) or job.rank.attached is not None:
         return
     fewest = int(timed.group("repeat", "rank").sizes.min())
     if fewest < measurement.steps:

@@ -7,7 +7,7 @@ Programs get JSON or a summary for GitHub's job pages; verdicts come first.
 import csv
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -289,17 +289,19 @@ def _not_read(run: RunData) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Damage:
-    """What two runs lack of the cells that are compared, which cells these are, and other errors."""
+    """What two runs lack of the cells that are to be compared, which cells these are, and other
+    errors.
+    """
 
     cells: set[str]
     lost: list[Finding]
     errors: list[Finding]
 
     @classmethod
-    def of(cls, before: RunData, after: RunData, cells: Collection[str]) -> "_Damage":
+    def of(cls, before: RunData, after: RunData) -> "_Damage":
         damage = cls(set(), [], [])
-        for run in (before, after):
-            lacking = lost_repeats(run, cells)
+        for run, other in ((before, after), (after, before)):
+            lacking = lost_repeats(run, other)
             known = [finding for findings in lacking.values() for finding in findings]
             errors = [error for error in error_findings(run) if error not in known]
             damage.cells.update(lacking)
@@ -312,12 +314,11 @@ def _judge(
     before: RunData, after: RunData, share: float | None, force: bool, unlike: Sequence[Finding]
 ) -> Judgement:
     changes = compare_runs(before, after, DEFAULT_SHARE if share is None else share)
-    cells = {change.cell for change in changes if change.is_step}
     differ = [*unlike, *setting_findings(before, after)]
     if not force:
         differ = or_forced(differ)
-    damage = _Damage.of(before, after, cells)
-    lost = [*lost_findings(before, after), *damage.lost]
+    damage = _Damage.of(before, after)
+    lost = [*lost_findings(before, after, damage.cells), *damage.lost]
     unread = [*_not_read(before), *_not_read(after)]
     limits = [*damage.errors, *unlike_findings(before, after, changes)]
     undecided = list(undecided_findings(changes))

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 _Read = TypeVar("_Read")
 
+FAULT = 70  # exit status of a fault of dpscope itself (EX_SOFTWARE of sysexits.h)
 READER_GONE = 141  # exit status: 128 + SIGPIPE, of a command whose output nobody reads any more
 
 

@@ -19,6 +19,7 @@ import pytest
 from dpscope.analysis.report.build import make_report, write_report
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch import cli, contents
+from dpscope.profiling.store.errors import FAULT
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT, USER_MODELS
 
 TRACES = EXAMPLE_RUN / "cells/ddp-d2-b8/repeat0/traces"
@@ -44,6 +45,21 @@ def error_line(
     assert (status, message.count("\n")) == (2, 1), message
     assert message.startswith("dpscope: ")
     return message
+
+
+def test_a_fault_of_dpscope_is_no_result_of_a_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(*paths: Path) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("dpscope.analysis.output.changes.print_comparison", faulty)
+    status = called(monkeypatch, "compare", EXAMPLE_RUN, "another")
+    *trace, last = capsys.readouterr().err.splitlines()
+    assert status == FAULT == 70
+    assert trace[0].startswith("Traceback")
+    assert trace[-1] == "ZeroDivisionError: planted"
+    assert "please report the lines above" in last
 
 
 @pytest.mark.long

@@ -341,6 +341,22 @@ def test_a_run_that_lost_repeats_is_not_judged(
         assert print_comparison(*pair, VISIBLE, "json", QUIET) == 1
 
 
+@pytest.mark.parametrize("left", ["nothing", "a folder without repeats"])
+@pytest.mark.parametrize("damaged_first", [False, True])
+def test_a_planned_cell_without_repeats_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str, damaged_first: bool
+) -> None:
+    whole, damaged = run_of(tmp_path / "whole", SINGLE, DDP), run_of(tmp_path / "cut", SINGLE, DDP)
+    shutil.rmtree(damaged / "cells" / DDP)
+    if left != "nothing":
+        (damaged / "cells" / DDP).mkdir()
+    pair = (damaged, whole) if damaged_first else (whole, damaged)
+    assert print_comparison(*pair, VISIBLE, "json", QUIET) == 3
+    content = json.loads(capsys.readouterr().out)
+    assert content["answer"].startswith(f"Not judged: {damaged}: {DDP}: 0 of 2 repeats measured")
+    assert [one["code"] for one in content["findings"]].count("repeats_missing") == 1
+
+
 @pytest.mark.long
 def test_lost_traces_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The untraced steps are whole, so they are judged."""
