@@ -31,7 +31,7 @@ def main() -> None:
             _print_scores(f"T4 {name}", table, most, first, last)
     table = read_epoch_times(SERIES / "ddp_v100_pytorch_benchmark.csv")
     for model in ("resnet50", "resnet101"):
-        _print_scores(f"V100 {model}", table.of_study(f"{model}, 25"), 4, 8, 8)
+        _print_scores(f"V100 {model}", table.of_study(f"model {model}, bucket_mb 25"), 4, 8, 8)
     for most in (4, 6, 7):
         _print_scores("all-reduce, A100", _collectives(), most, 8, 8)
 
@@ -44,7 +44,7 @@ def _collectives() -> EpochTable:
     for line in lines:
         ranks, size, microseconds, _ = line.split(",")
         place = row._replace(devices=int(ranks), batch_size=int(size), nodes=1)
-        rows.append(place._replace(epoch_seconds=float(microseconds) / 1e6))
+        rows.append(place._replace(epoch_seconds=float(microseconds) / 1e6, resolution_s=None))
     return EpochTable(tuple(rows), of_steps=True)
 
 

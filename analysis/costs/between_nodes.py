@@ -15,7 +15,7 @@ from dpscope.analysis.costs.node_rates import NodeRate, rate_between
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import CollectiveFit
 from dpscope.profiling.records.finding import counted
-from dpscope.profiling.records.links import REACHED_RATE
+from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 
 RING, TREE, HIERARCHY = "ring", "tree", "hierarchy"
 # Half a 90% band, in logarithms:
@@ -46,10 +46,21 @@ def stated_link(call: Call, known: Known) -> Cost | None:
         )
     share, reached_on = _reached(call.kind, known)
     if share is None:
-        words = f"{link.name}: specification, so the step is at least this{hop.words}"
+        words = f"{link.name}: specification, so a collective takes at least this{hop.words}"
         return _by_rate(call, known, link.gb_per_s, hop, words, _SPECIFIED_BAND, bound=True)
     words = f"{link.name}: specification x {share:.2f}, reached on {reached_on}{hop.words}"
     return _by_rate(call, known, share * link.gb_per_s, hop, words, _SPECIFIED_BAND)
+
+
+def calibrated_link(kind: str, place: Place, known: Known) -> LinkRate | None:
+    """The link within a node as if it was stated at the rate that its calibration reached; None
+    where that is not known, and for several nodes.
+    """
+    fit = known.fit(kind, place)
+    rate = largest_bus_gb_per_s(fit) if fit is not None else None
+    if rate is None or place.nodes > 1:
+        return None
+    return LinkRate(rate, "the calibrated link", REACHED_RATE)
 
 
 def rate_between_nodes(call: Call, known: Known) -> Cost | None:

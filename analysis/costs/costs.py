@@ -9,7 +9,7 @@ follow. A formula goes into formulas.py with its source, and is tested by hand.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpscope.analysis.costs.between_nodes import rate_between_nodes, stated_link
+from dpscope.analysis.costs.between_nodes import calibrated_link, rate_between_nodes, stated_link
 from dpscope.analysis.costs.calibration_fit import Statistic
 from dpscope.analysis.costs.contention import ContentionRatios, contention_of
 from dpscope.analysis.costs.cost import AS_MEASURED, Basis, Call, Cost, Known, Links, Place, banded
@@ -65,6 +65,18 @@ class Costs(Known):
             if cost is not None:
                 return cost
         raise Missing(self._why_nothing(call))
+
+    def of_measured(self, kind: str, size_bytes: float, place: Place, basis: Basis) -> Cost:
+        """One of the measured step's own collectives, by the source that a cost of this basis has,
+        so that errors of the source cancel in what the step took over it; raises Missing.
+        """
+        cost = None
+        if basis == "law":
+            cost = by_law(Call(kind, size_bytes, place), self)
+        elif basis in ("rate", "specification"):
+            link = calibrated_link(kind, place, self)
+            cost = stated_link(Call(kind, size_bytes, place, Links(intra=link)), self)
+        return cost or self.cost(kind, size_bytes, place)
 
     def basis(self, place: Place) -> Basis | None:
         """What an exact cost on these devices rests on: a calibration of them, else the link's

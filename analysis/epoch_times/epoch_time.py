@@ -28,7 +28,7 @@ class EpochTime(NamedTuple):
     dataset: str | None
     samples_per_epoch: int | None
     strategy: str
-    batch_size: int
+    batch_size: int | None  # None: not stated, but the same on each device of every row
     batch_size_is: str | None  # global or per_device
     devices: int
     epoch_seconds: float | None  # None: out of memory
@@ -59,7 +59,7 @@ class EpochTime(NamedTuple):
     @property
     def local_batch(self) -> int | None:
         """b, the samples per device in one step; None if unknown or not the same on all devices."""
-        if self.batch_size_is == "per_device" or self.devices == 1:
+        if self.batch_size is None or self.batch_size_is == "per_device" or self.devices == 1:
             return self.batch_size
         divides = self.batch_size_is == "global" and self.batch_size % self.devices == 0
         return self.batch_size // self.devices if divides else None
@@ -69,7 +69,7 @@ class EpochTime(NamedTuple):
         """G, the samples of all devices in one step; None if the table does not state what its
         batch is.
         """
-        if self.batch_size_is == "global" or self.devices == 1:
+        if self.batch_size is None or self.batch_size_is == "global" or self.devices == 1:
             return self.batch_size
         return self.batch_size * self.devices if self.batch_size_is == "per_device" else None
 
@@ -88,10 +88,11 @@ class EpochTime(NamedTuple):
     @property
     def epoch_samples(self) -> int | None:
         """The samples that all devices process in an epoch: of the stated steps, else as stated;
-        None if unknown.
+        None if unknown. In batches of one device where their size is not stated: ratios are equal.
         """
-        if self.steps_per_epoch is not None and self.global_batch is not None:
-            return self.steps_per_epoch * self.global_batch
+        step_samples = self.devices if self.batch_size is None else self.global_batch
+        if self.steps_per_epoch is not None and step_samples is not None:
+            return self.steps_per_epoch * step_samples
         return self.samples_per_epoch
 
     def samples_over(self, single: "EpochTime") -> float | None:
@@ -106,7 +107,7 @@ class EpochTime(NamedTuple):
         return float(round(ratio)) if is_whole and round(ratio) in (1, self.devices) else ratio
 
 
-Setting = tuple[str | None, str | None, str, int, int, int | None]
+Setting = tuple[str | None, str | None, str, int | None, int, int | None]
 
 
 class EpochTable(NamedTuple):

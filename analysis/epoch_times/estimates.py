@@ -58,7 +58,7 @@ class EpochEstimate(NamedTuple):
     study: str | None
     run: str | None
     strategy: str
-    batch_size: int
+    batch_size: int | None
     devices: int
     quantity: str
     method: str
@@ -147,7 +147,9 @@ def _row_estimates(row: EpochTime, rows: Sequence[EpochTime]) -> list[EpochEstim
 
 def _at_local_batch(row: EpochTime, rows: Sequence[EpochTime]) -> _Pair | str:
     """With one device's time at the same batch per device."""
-    pair = _compared(row, row.local_batch, rows)
+    pair = (
+        _pair(row, None, rows) if row.batch_size is None else _compared(row, row.local_batch, rows)
+    )
     if isinstance(pair, str):
         return pair
     total = row.global_batch
@@ -162,10 +164,17 @@ def _at_local_batch(row: EpochTime, rows: Sequence[EpochTime]) -> _Pair | str:
 
 def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -> _Pair | str:
     """A row and its single device's time at that batch; else the reason why there is none."""
-    if batch_size is None and row.batch_size_is is None:
+    if batch_size is not None:
+        return _pair(row, batch_size, rows)
+    if row.batch_size_is is None:
         return UNKNOWN_BATCH
-    if batch_size is None:
-        return f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}"
+    if row.batch_size is None:
+        return "the table has no column batch_per_rank: the global batch is unknown"
+    return f"batch {row.batch_size} does not divide evenly by {counted(row.devices, 'device')}"
+
+
+def _pair(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -> _Pair | str:
+    """The same; without a batch, at the one that all rows have."""
     if (t_n := row.seconds) is None:
         return "no epoch time: out of memory"
     single = _single(row, batch_size, rows)
@@ -173,20 +182,24 @@ def _compared(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime])
         return single
     where = "" if single.run == row.run else f" of run {single.run}"
     if (t_1 := single.seconds) is None:
-        return f"the single device ran out of memory at batch {batch_size}{where}"
+        return f"the single device ran out of memory at {_batch(batch_size)}{where}"
     samples, ratio = row.samples_over(single), t_1.value / t_n.value
     if samples is None and row.batch_size_is == "per_device" and ratio < MAY_BE_EQUAL_STEPS:
         return (
             f"a speedup of {ratio:.2f} if an epoch has the same samples on {counted(row.devices, 'device')} as on one, but of "
             f"{row.devices * ratio:.2f} if it has the same steps: give samples_per_epoch or steps_per_epoch"
         )
-    note = f"T_1 at batch {batch_size}{where}"
+    note = f"T_1 at {_batch(batch_size)}{where}"
     if samples not in (None, 1.0):
         note += f", times {samples:.3g} as the epoch has {samples:.3g} times its samples"
     return _Pair(t_n, Bounded(*((samples or 1.0) * time_s for time_s in t_1)), note)
 
 
-def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> EpochTime | str:
+def _batch(batch_size: int | None) -> str:
+    return "the same batch" if batch_size is None else f"batch {batch_size}"
+
+
+def _single(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -> EpochTime | str:
     """The one-device row to compare with: of the same study, model and data set, of the row's run
     where it has any.
 
@@ -205,12 +218,14 @@ def _single(row: EpochTime, batch_size: int, rows: Sequence[EpochTime]) -> Epoch
     if len(found) == 1:
         return found[0]
     if found:
-        return f"{len(found)} different single-device times at batch {batch_size}: name one run for each"
+        return f"{len(found)} different single-device times at {_batch(batch_size)}: name one run for each"
     return no_single_time(batch_size)
 
 
-def no_single_time(batch_size: int) -> str:
+def no_single_time(batch_size: int | None) -> str:
     """The reason of estimates for which one device was not timed at their batch per device."""
+    if batch_size is None:
+        return "no single-device time"
     return f"no single-device time at {counted(batch_size, 'sample')} per device"
 
 

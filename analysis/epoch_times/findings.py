@@ -11,6 +11,8 @@ from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.typed_text import nearest
 
+_COARSE = "uncertain at the clock's resolution"
+_SUPERLINEAR = "more than N times as fast on N devices"
 COARSE_SHARE = 0.25  # of a value: larger bounds by the clock's resolution are reported
 
 
@@ -19,42 +21,43 @@ def table_findings(table: EpochTable, estimates: Sequence[EpochEstimate]) -> lis
     return [
         *_columns(table),
         *_added_unknown(table, estimates),
-        *_reported(
-            EstimateCode.CLOCK_TOO_COARSE,
-            "uncertain at the clock's resolution",
-            map(_coarse, estimates),
-        ),
-        *_reported(
-            EstimateCode.SUPERLINEAR_SPEEDUP,
-            "more than N times as fast on N devices",
-            map(_superlinear, estimates),
-        ),
+        *_reported(EstimateCode.CLOCK_TOO_COARSE, _COARSE, map(_coarse, estimates)),
+        *_reported(EstimateCode.SUPERLINEAR_SPEEDUP, _SUPERLINEAR, map(_superlinear, estimates)),
         *_data_parallel(table),
     ]
 
 
 def _reported(
-    code: EstimateCode, what: str, found: Iterator[tuple[str, str] | None]
+    code: EstimateCode, what: str, seen: Iterator[tuple[str, str] | None]
 ) -> Iterator[Finding]:
-    """A finding for each study and run with anything found in it."""
-    for where, texts in grouped(finding for finding in found if finding is not None).items():
-        yield code.finding(f"{where}: {what}: {'; '.join(texts)}")
+    """A finding for each study and run with anything seen in it."""
+    known = [entry for entry in seen if entry is not None]
+    by_place = grouped(known)
+    for where, texts in by_place.items():
+        settings = "; ".join(texts)
+        yield code.finding(f"{where}: {what}: {settings}")
 
 
 def _columns(table: EpochTable) -> Iterator[Finding]:
     if table.unknown_columns:
-        meant = {name: nearest(name, table.absent_columns) for name in table.unknown_columns}
-        names = [
-            f"{name!r}" + (f" (did you mean {near[0]}?)" if near else "")
-            for name, near in meant.items()
-        ]
-        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {', '.join(names)}")
+        names = []
+        for name in table.unknown_columns:
+            shown = repr(name)
+            near = nearest(name, table.absent_columns)
+            if near:
+                shown += f" (did you mean {near[0]}?)"
+            names.append(shown)
+        listed_names = ", ".join(names)
+        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {listed_names}")
     if not any(row.devices > 1 for row in table.rows):
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
 
 
 def _about(estimate: EpochEstimate, text: str) -> tuple[str, str]:
-    return place(estimate.study, estimate.run), f"{_setting(estimate)}{text}"
+    """The place that a finding is about, and the setting there with what was seen of it."""
+    where = place(estimate.study, estimate.run)
+    setting = _setting(estimate)
+    return where, f"{setting} {text}"
 
 
 def _setting(estimate: EpochEstimate) -> str:
@@ -73,10 +76,12 @@ def _added_unknown(table: EpochTable, estimates: Sequence[EpochEstimate]) -> Ite
         by_reason = grouped((unsound.reason, _setting(unsound)) for unsound in alike)
         texts = []
         for reason, settings in by_reason.items():
-            texts.append(f"{'; '.join(settings)}: {reason}")
-        yield EstimateCode.ADDED_TIME_UNKNOWN.finding(
-            f"{where}: the added time is unknown: {'; '.join(texts)}", _needed(alike, batches)
-        )
+            named = "; ".join(settings)
+            texts.append(f"{named}: {reason}")
+        reasons = "; ".join(texts)
+        message = f"{where}: the added time is unknown: {reasons}"
+        needed = _needed(alike, batches)
+        yield EstimateCode.ADDED_TIME_UNKNOWN.finding(message, needed)
 
 
 def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | None]) -> str:
@@ -88,11 +93,13 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
         if estimate.reason == UNKNOWN_BATCH:
             return "add a column batch_size_is with global or per_device"
         batch = batches[estimate.setting]
-        if batch is not None and estimate.reason == no_single_time(batch):
+        if estimate.reason == no_single_time(batch):
             untimed.add(batch)
+    if None in untimed:
+        return "time one device, too"
     if not untimed:
         return ""
-    named = ", ".join(map(str, sorted(untimed)))
+    named = ", ".join(str(batch) for batch in sorted(untimed, key=lambda batch: batch or 0))
     # the last comma becomes a word
     named = " and ".join(named.rsplit(", ", 1))
     return f"time one device at batch {named}"
@@ -100,35 +107,48 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
 
 def _coarse(estimate: EpochEstimate) -> tuple[str, str] | None:
     """A sign, or more than a quarter of the added time, that the clock's resolution leaves open."""
-    if estimate.value is None or estimate.low is None:
+    value, low, high = estimate.value, estimate.low, estimate.high
+    if value is None or low is None:
         return None
-    width = (estimate.high or 0.0) - estimate.low
-    is_wide = estimate.quantity == "communication_seconds" and width > 2 * COARSE_SHARE * abs(
-        estimate.value
-    )
-    if not estimate.uncertain and not is_wide:
+    if not estimate.uncertain and not _is_wide(estimate, value, low):
         return None
-    high = "unbounded" if estimate.high is None else f"{estimate.high:.4g}"
-    return _about(
-        estimate,
-        f" {estimate.quantity} {estimate.method} {estimate.value:.4g} [{estimate.low:.4g}, {high}]",
-    )
+    end = "unbounded"
+    if high is not None:
+        end = f"{high:.4g}"
+    named = f"{estimate.quantity} {estimate.method}"
+    bounds = f"[{low:.4g}, {end}]"
+    return _about(estimate, f"{named} {value:.4g} {bounds}")
+
+
+def _is_wide(estimate: EpochEstimate, value: float, low: float) -> bool:
+    """Whether the bounds of an added time are far apart."""
+    if estimate.quantity != "communication_seconds":
+        return False
+    high = estimate.high or 0.0
+    widest = 2 * COARSE_SHARE * abs(value)
+    return high - low > widest
 
 
 def _superlinear(estimate: EpochEstimate) -> tuple[str, str] | None:
-    is_more = (
-        estimate.quantity == "speedup"
-        and estimate.sound
-        and (estimate.low or 0.0) > estimate.devices
-    )
-    return _about(estimate, f" {estimate.value:.2f}x ({estimate.method})") if is_more else None
+    """More than N times as fast on N devices, at any time within the bounds."""
+    if estimate.quantity != "speedup" or not estimate.sound:
+        return None
+    least = estimate.low or 0.0
+    if least <= estimate.devices:
+        return None
+    times = f"{estimate.value:.2f}x"
+    return _about(estimate, f"{times} ({estimate.method})")
 
 
 def _data_parallel(table: EpochTable) -> Iterator[Finding]:
-    copying = (row for row in table.rows if traits_of(row.strategy).peer_copies and row.devices > 1)
-    if studies := dict.fromkeys(place(row.study, None) for row in copying):
+    studies = []
+    for row in table.rows:
+        if traits_of(row.strategy).peer_copies and row.devices > 1:
+            studies.append(place(row.study, None))
+    if studies:
+        names = ", ".join(dict.fromkeys(studies))
         yield EstimateCode.DP_IS_NO_ALL_REDUCE.finding(
-            f"{', '.join(studies)}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
+            f"{names}: DataParallel broadcasts parameters and reduces gradients to device 0, 2 S a "
             "step for any N, with S the bytes of the parameters; it runs no all-reduce, so the ring volume 2(N-1)/N S does "
             "not describe it"
         )

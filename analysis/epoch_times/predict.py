@@ -11,7 +11,8 @@ are
   within a node and between nodes (`bus_factor`); no coefficient is negative, and at a fixed global batch compute is t_1/n
 
 Two counts determine a + b/n and leave no row to judge it by: their band is the error of the
-constant step. Bands grow with the root of the distance in devices, from that of the largest counts.
+constant step. Bands grow with the root of the distance in devices, from that of the largest counts,
+and are at least as wide as public series were off at that distance.
 """
 
 import math
@@ -30,13 +31,12 @@ from dpscope.analysis.epoch_times.epoch_time import (
     place,
     significant,
 )
-from dpscope.analysis.stats.left_out import BestLaw, Law, best_law
+from dpscope.analysis.stats.left_out import FARTHEST, BestLaw, Law, best_law, half_band_beyond
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.strategies import traits_of
 
-FARTHEST = 8  # times the largest measured count: beyond it no number is given
 MISSED = 0.15  # error on the rows left out from which on no number is given
 MEASURED = "measured"  # in place of a law
 _FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the same
@@ -60,6 +60,7 @@ class Predicted(NamedTuple):
     unit: str  # s of an epoch, ms of a step
     law: str | None
     error_left_out: float | None  # relative
+    rows_left_out: int | None
     measured: tuple[int, ...]  # device counts
     reason: str
 
@@ -106,7 +107,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         study=target.study,
         run=target.run,
         strategy=target.strategy,
-        batch_size=None if "batch_size" in table.absent_columns else target.batch_size,
+        batch_size=target.batch_size,
         devices=target.devices,
         nodes=target.nodes,
         value=None,
@@ -115,6 +116,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         unit="ms" if table.of_steps else "s",
         law=None,
         error_left_out=None,
+        rows_left_out=None,
         measured=counts,
         reason="",
     )
@@ -138,11 +140,12 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         missed = f"the best misses rows that were left out of its fit by more than {MISSED:.0%}"
         return without._replace(
             error_left_out=_rounded(math.expm1(best.error)),
+            rows_left_out=best.rows,
             reason=f"no law fits: {missed}; measure another count",
         )
-    half = math.hypot(
-        best.within * _distance(counts, target.devices), _rounding(table, target, rows, best.law)
-    )
+    left_out = best.within * _distance(counts, target.devices)
+    half = math.hypot(left_out, _rounding(table, target, rows, best.law))
+    half = max(half, half_band_beyond(max(1.0, target.devices / max(counts))))
     value = best.value * scale
     found = without._replace(
         value=_rounded(value),
@@ -150,6 +153,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         high=_rounded(value * math.exp(half)),
         law=best.law,
         error_left_out=_rounded(math.expm1(best.error)),
+        rows_left_out=best.rows,
     )
     if found.low == found.high:
         exact = "the law fits exact times exactly, which shows no band"
@@ -241,7 +245,12 @@ def _fields(unit: str) -> list[Field]:
             lambda row: significant(row.value),
             meaning="of an epoch, or of a step in a table of steps",
         ),
-        Field(f"low [{unit}]", lambda row: significant(row.low), meaning="lower end of a 90% band"),
+        Field(
+            f"low [{unit}]",
+            lambda row: significant(row.low),
+            meaning="lower end of the band that holds 9 of 10 errors on the rows left out, and that grows with the distance in "
+            "devices: 6% at least at twice the largest count, 12% at four times, 25% at eight",
+        ),
         Field(f"high [{unit}]", lambda row: significant(row.high), meaning="its upper end"),
         Field(
             "law",
@@ -250,6 +259,7 @@ def _fields(unit: str) -> list[Field]:
             "rows that were left out of its fit",
         ),
         Field("error", "error_left_out", "share", meaning="the law's on those rows"),
+        Field("rows", "rows_left_out", meaning="how many they are; a few show little of the error"),
         Field(
             "from N",
             lambda row: f"{min(row.measured)} to {max(row.measured)}",
@@ -292,7 +302,7 @@ def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
     if len(counts) < 2:
         return "one device count shows no law: measure another at the same batch"
     if target.devices > FARTHEST * max(counts):
-        return f"more than {FARTHEST} times the largest measured count ({max(counts)})"
+        return f"more than {FARTHEST:g} times the largest measured count ({max(counts)})"
     spans = {(row.nodes or 1) > 1 for row in rows if row.devices > 1}
     if target.devices > 1 and ((target.nodes or 1) > 1) not in spans:
         return f"no row {'within one node' if True in spans else 'between nodes'} was measured: its cost is not known"

@@ -128,7 +128,7 @@ def estimate_tables(report: EstimateReport) -> list[TextTable]:
         notes = []
         for row in unused.get(where, ()):
             setting = at(row.strategy, row.batch_size, row.devices, row.nodes)
-            notes.append(f"{setting}: not used; single is what others are compared with")
+            notes.append(f"{setting}: not used, as the one device of the others is single's")
         tables.append(table_of(where, fields, settings.values(), notes))
     return tables
 
@@ -143,14 +143,16 @@ def _unused_rows(rows: Sequence[EpochTime]) -> Iterator[EpochTime]:
     def alike(row: EpochTime) -> tuple[object, ...]:
         return (row.study, row.run, row.model, row.dataset, row.batch_size)
 
-    alone = [row for row in rows if row.devices == 1]
     singles = set()
-    for row in alone:
+    others = []
+    for row in rows:
+        if row.devices > 1:
+            continue
         if traits_of(row.strategy).baseline:
             singles.add(alike(row))
-    for row in alone:
-        if traits_of(row.strategy).baseline:
-            continue
+        else:
+            others.append(row)
+    for row in others:
         if alike(row) in singles:
             yield row
 
@@ -223,6 +225,10 @@ def _overview(table: EpochTable) -> tuple[Field, ...]:
     def added(end: str) -> Callable[[_Setting], str]:
         return _estimate("communication_seconds", "same_local_batch", end=end, scale=scale)
 
+    def between(setting: _Setting) -> str:
+        low, high = added("low")(setting), added("high")(setting)
+        return low if low == high else f"{low} to {high}"
+
     return (
         Field("strategy", lambda setting: setting[0].strategy),
         Field("batch", lambda setting: setting[0].batch_size),
@@ -232,8 +238,7 @@ def _overview(table: EpochTable) -> tuple[Field, ...]:
         Field("weak", _estimate("speedup", "weak")),
         Field(f"compute [{unit}]", _estimate("compute_seconds", "same_local_batch", scale=scale)),
         Field(f"added [{unit}]", added("value")),
-        Field(f"low [{unit}]", added("low")),
-        Field(f"high [{unit}]", added("high")),
+        Field(f"between [{unit}]", between),
         Field("GB/s", _estimate("effective_bandwidth", "same_local_batch")),
     )
 

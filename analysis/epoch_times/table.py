@@ -48,13 +48,13 @@ def read_epoch_times(path: str | Path) -> EpochTable:
         others = [name for name in headings if name not in _NO_SETTINGS]
         settings = [name for name in others if not _holds_results(name, lines)]
         absent = () if "batch_per_rank" in headings else ("batch_size",)
+        step_times = [_step_time(line, settings) for line in lines]
         rounding_s = _rounding(lines, "step_ms") / 1e3
-        step_times = []
-        for line in lines:
-            step_time = _step_time(line, settings)
-            step_times.append(step_time._replace(resolution_s=rounding_s))
         return EpochTable(
-            rows=tuple(step_times), absent_columns=absent, of_steps=True, rounding_s=rounding_s
+            rows=tuple(row._replace(resolution_s=rounding_s) for row in step_times),
+            absent_columns=absent,
+            of_steps=True,
+            rounding_s=rounding_s,
         )
     rows = tuple(map(_epoch_time, lines))
     first_lines: dict[tuple[object, ...], int] = {}
@@ -137,13 +137,16 @@ def _holds_results(name: str, rows: Sequence[CsvRow]) -> bool:
 
 def _step_time(row: CsvRow, settings: Sequence[str]) -> EpochTime:
     ranks = row.required_whole("ranks")
+    batch_size = None
+    if "batch_per_rank" in row.cells:
+        batch_size = row.required_whole("batch_per_rank")
     step_ms = row.decimal(
         "step_ms", lambda ms: 1e-6 <= ms <= 1e3 * _LONGEST_S, "milliseconds above 0"
     )
     each = next((each for column in _PER_NODE if (each := row.whole(column))), None)
     nodes = _nodes(row, ranks)
     return EpochTime(
-        study=", ".join(row.cells[name] or "-" for name in settings) or None,
+        study=", ".join(f"{name} {row.cells[name] or '-'}" for name in settings) or None,
         run=None,
         hardware=None,
         model=None,
@@ -153,8 +156,7 @@ def _step_time(row: CsvRow, settings: Sequence[str]) -> EpochTime:
         strategy=_strategy(
             row, "ranks", row.text("strategy") or ("single" if ranks == 1 else "ddp")
         ),
-        # a table without that column has one batch per device, whatever it is
-        batch_size=row.required_whole("batch_per_rank") if "batch_per_rank" in row.cells else 1,
+        batch_size=batch_size,
         batch_size_is="per_device",
         devices=ranks,
         epoch_seconds=row.required("step_ms", step_ms) / 1e3,

@@ -19,6 +19,16 @@ Flags = npt.NDArray[np.bool_]
 
 _EQUAL = 1e-9  # errors this close are rounding: the law that stands first is taken
 _INSIDE = 0.9  # share of the rows left out that lie within the error
+FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
+# log2 of the times beyond the largest measured count, and half a 90% band in logarithms: from
+# public series of steps
+_DOUBLINGS = (0.0, 1.0, 2.0, math.log2(FARTHEST))
+_HALVES = (0.0, 0.06, 0.12, 0.25)
+
+
+def half_band_beyond(times_largest: float) -> float:
+    """Half the band that any prediction has at so many times the largest measured device count."""
+    return float(np.interp(math.log2(times_largest), _DOUBLINGS, _HALVES))
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class BestLaw:
     value: float
     error: float
     within: float
+    rows: int
 
 
 def best_law(laws: Sequence[Law], counts: Floats, measured: Floats, devices: int) -> BestLaw | None:
@@ -86,7 +97,8 @@ def best_law(laws: Sequence[Law], counts: Floats, measured: Floats, devices: int
             continue
         error = math.sqrt(float(np.mean(errors**2)))
         if best is None or error < best.error - _EQUAL:
-            best = BestLaw(law.name, value, error, float(np.quantile(np.abs(errors), _INSIDE)))
+            within = float(np.quantile(np.abs(errors), _INSIDE))
+            best = BestLaw(law.name, value, error, within, len(errors))
     return best
 
 

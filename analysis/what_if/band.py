@@ -8,21 +8,18 @@ interval; the distance in devices; another batch. They are independent, so their
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from dpscope.analysis.stats.left_out import half_band_beyond
 from dpscope.analysis.what_if.inputs import Inputs
 from dpscope.analysis.what_if.replay import Conditions, Replay
 from dpscope.analysis.what_if.scenario import Base, Setting
 from dpscope.analysis.what_if.step_profile import StepProfile
 
 NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
-FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
+# upper over lower end of what costs alone leave open: beyond it no number is given
+WIDEST = 2.0
 # of the method where no other cell measures it: the error of cells in the live experiments
 ASSUMED_ERROR = 0.04
 _ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
-# log2 of the times beyond the largest measured count, and half a band: from public series of steps
-_DOUBLINGS = (0.0, 1.0, 2.0, math.log2(FARTHEST))
-_HALVES = (0.0, 0.06, 0.12, 0.25)
 
 Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
@@ -70,6 +67,11 @@ def _in_logarithms(longer_us: Sequence[float], step_us: float) -> tuple[float, f
     return -math.log(max(0.05, 1 + least)), math.log1p(most)
 
 
+def by_costs(parts: Sequence[Parts]) -> float:
+    """The whole band that the costs of collectives make, in logarithms."""
+    return max(sum(of_profile["costs"]) for of_profile in parts)
+
+
 def half_band(
     base: Base, setting: Setting, parts: Sequence[Parts], exposed_share: float, times_largest: float
 ) -> tuple[float, float]:
@@ -77,8 +79,8 @@ def half_band(
     measured one.
     """
     alike = [_repeats_and_method(base, setting)]
-    distance = float(np.interp(math.log2(times_largest), _DOUBLINGS, _HALVES))
     # less of what compute hides
+    distance = half_band_beyond(times_largest)
     hidden_share = max(0.0, 1 - 4 * exposed_share)
     alike.append(distance * (1 - 0.5 * hidden_share))
     if setting.micro_batch != base.setting.micro_batch and len(base.single_us) < 2:

@@ -2,13 +2,15 @@
 why that is not known.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
-from dpscope.analysis.costs.cost import Cost, Place
+from dpscope.analysis.costs.cost import Basis, Cost, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.stats.samples import Floats
@@ -26,8 +28,6 @@ from dpscope.analysis.what_if.step_profile import (
 from dpscope.profiling.records.finding import counted
 
 BATCH_REACH = 2.0  # times the measured batches up to which compute is extrapolated
-# times by which a run's collectives may differ from their calibration, to be carried on
-_MOST_CARRIED = 3.0
 
 
 class Inputs(NamedTuple):
@@ -38,6 +38,8 @@ class Inputs(NamedTuple):
     below: float  # half a 90% band of the costs, in logarithms, towards cheaper
     above: float  # and towards dearer
     basis: tuple[str, ...]
+    # what the run's all-reduces took over what the costs give for them, where that is carried on
+    carried: float = 1.0
 
 
 def place_of(base: Base, scenario: Scenario) -> Place:
@@ -86,48 +88,48 @@ def setting_of(base: Base, scenario: Scenario) -> Setting:
 
 def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) -> Inputs:
     """What to replay a profile under; raises Missing."""
+    place = setting.place
     buckets = _buckets(base, profile, setting)
-    each = _bucket_costs(base, profile, setting, costs, buckets.sizes)
-    others = [
-        (operation, _other_us(base, operation, setting, costs)) for operation in profile.others
-    ]
+    each, carried = _bucket_costs(base, profile, setting, costs, buckets.sizes)
+    latency_us = [cost.latency_us for cost in each]
+    transfer_us = [cost.transfer_us for cost in each]
+
+    other_us = []
+    as_measured = set()
+    for operation in profile.others:
+        cost_us = _other_us(base, operation, setting, costs)
+        if cost_us is None:
+            as_measured.add(operation.kind)
+            cost_us = operation.cost_us
+        other_us.append(cost_us)
+
     conditions = Conditions(
         bucket_ends=buckets.ends,
-        latency_us=tuple(cost.latency_us for cost in each),
-        transfer_us=tuple(cost.transfer_us for cost in each),
-        late_us=_late_us(base, buckets.late_us, setting.place),
+        latency_us=tuple(latency_us),
+        transfer_us=tuple(transfer_us),
+        late_us=_late_us(base, buckets.late_us, place),
         lag_us=buckets.lag_us,
-        other_us=tuple(operation.cost_us if us is None else us for operation, us in others),
+        other_us=tuple(other_us),
         passes=setting.accumulate // base.accumulate,
         gamma=base.contention.gamma,
     )
-    total = max(sum(cost.total_us for cost in each), 1e-9)
+    basis = list(dict.fromkeys(cost.words for cost in each))
+    if as_measured:
+        kinds = " and ".join(sorted(as_measured))
+        basis.append(f"{kinds} as measured: what they cost there is not known")
+    total_us = max(sum(latency_us) + sum(transfer_us), 1e-9)
+    below = sum(cost.below * cost.total_us for cost in each) / total_us
+    above = sum(cost.above * cost.total_us for cost in each) / total_us
+    # why the run took longer than modelled is not known, so not how much longer others take
+    disagreement = abs(math.log(carried))
     return Inputs(
         prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
-        below=sum(cost.below * cost.total_us for cost in each) / total,
-        above=sum(cost.above * cost.total_us for cost in each) / total,
-        basis=(*dict.fromkeys(cost.words for cost in each), *_as_measured(others, setting.place)),
+        below=math.hypot(below, disagreement),
+        above=math.hypot(above, disagreement),
+        basis=tuple(basis),
+        carried=carried,
     )
-
-
-def _as_measured(others: Sequence[tuple[OtherCollective, float | None]], place: Place) -> list[str]:
-    """The basis of collectives whose cost in the scenario is not known."""
-    kinds = sorted({operation.kind for operation, us in others if us is None})
-    if not kinds or place.devices == 1:
-        return []
-    return [f"{' and '.join(kinds)} as measured: what they cost there is not known"]
-
-
-def _bucket_costs(
-    base: Base, profile: StepProfile, setting: Setting, costs: Costs, sizes: Sequence[float]
-) -> list[Cost]:
-    """Of an all-reduce of each size; on the measured links as the run's own collectives have it."""
-    place, links = setting.place, setting.links
-    each = [costs.cost("all_reduce", size, place, links) for size in sizes]
-    if links.replace_any(place):
-        return each
-    return _as_in_the_run(base, profile, place, sizes, each, costs)
 
 
 class _Buckets(NamedTuple):
@@ -148,62 +150,83 @@ def _buckets(base: Base, profile: StepProfile, setting: Setting) -> _Buckets:
         raise Missing(
             f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
         )
-
-    def cut() -> _Buckets:
-        gradients = profile.gradients
-        interpolated = gradients.known == INTERPOLATED  # between what the base's hook let through
-        model = (
-            gradients.bytes / HOOK_FACTORS.get(base.hook, 1.0) if interpolated else gradients.bytes
-        )
-        ends = profile.bucket_ends
-        if bucketing != base.bucketing:
-            ends = tuple(bucket_ends(model.tolist(), bucketing))
-        sent = HOOK_FACTORS[hook] * (model.sum() / gradients.total_bytes)
-        lag_us = between_buckets(profile, ends, [bucket.lag_us for bucket in profile.buckets])
-        return _Buckets(
-            ends=ends,
-            sizes=[size * sent for size in bucket_bytes(gradients, ends)],
-            lag_us=tuple(lag_us.tolist()),
-            late_us=between_buckets(profile, ends, [bucket.late_us for bucket in profile.buckets]),
-        )
-
-    return base.once((id(profile), bucketing, hook), cut)
+    key = (id(profile), bucketing, hook)
+    return base.once(key, lambda: _cut(base, profile, bucketing, HOOK_FACTORS[hook]))
 
 
-def _as_in_the_run(
-    base: Base,
-    profile: StepProfile,
-    place: Place,
-    sizes: Sequence[float],
-    modelled: Sequence[Cost],
-    costs: Costs,
-) -> list[Cost]:
-    """Costs on the links that were measured: the base's own buckets as they were measured, others
-    in proportion to these.
+def _cut(base: Base, profile: StepProfile, bucketing: Bucketing, factor: float) -> _Buckets:
+    """The gradients in buckets; `factor` is the hook's, of the bytes."""
+    gradients = profile.gradients
+    model_bytes = gradients.bytes
+    if gradients.known == INTERPOLATED:  # between what the base's hook let through
+        model_bytes = model_bytes / HOOK_FACTORS.get(base.hook, 1.0)
+    ends = profile.bucket_ends
+    if bucketing != base.bucketing:
+        ends = tuple(bucket_ends(model_bytes.tolist(), bucketing))
+    sent = factor * (model_bytes.sum() / gradients.total_bytes)
+    lags_us = [bucket.lag_us for bucket in profile.buckets]
+    lates_us = [bucket.late_us for bucket in profile.buckets]
+    return _Buckets(
+        ends=ends,
+        sizes=[size * sent for size in bucket_bytes(gradients, ends)],
+        lag_us=tuple(between_buckets(profile, ends, lags_us).tolist()),
+        late_us=between_buckets(profile, ends, lates_us),
+    )
 
-    What the base's collectives took over what the same source gives for them is carried on: common
-    errors cancel.
+
+def _bucket_costs(
+    base: Base, profile: StepProfile, setting: Setting, costs: Costs, sizes: Sequence[float]
+) -> tuple[list[Cost], float]:
+    """Of an all-reduce of each size, and how many times as long as modelled they are.
+
+    The base's own buckets are taken as they were measured. Others take as many times as long as
+    their source gives as these did: errors that both have cancel.
     """
-    times = [bucket.cost_us for bucket in profile.buckets]
+    place, links = setting.place, setting.links
+    modelled = [costs.cost("all_reduce", size, place, links) for size in sizes]
+    if place.devices == 1:
+        return modelled, 1.0
+    on_measured_links = place == base.place and not links.replace_any(place)
+    if on_measured_links and _are_measured(profile, sizes):
+        buckets = zip(modelled, profile.buckets, strict=True)
+        return [cost.measured_as(bucket.cost_us) for cost, bucket in buckets], 1.0
+    carried = _carried(base, profile, costs, modelled[0].basis)
+    return [cost.times(carried) for cost in modelled], carried
+
+
+def _are_measured(profile: StepProfile, sizes: Sequence[float]) -> bool:
+    """Whether these are the sizes of the profile's buckets."""
     measured = [bucket.bytes for bucket in profile.buckets]
-    same_buckets = len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
-    if same_buckets and place == base.place:
-        return [cost.measured_as(time) for time, cost in zip(times, modelled, strict=True)]
+    return len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
+
+
+def _carried(base: Base, profile: StepProfile, costs: Costs, basis: Basis) -> float:
+    """What the profile's all-reduces took over what the source of costs of this basis gives."""
+    measured_us = 0.0
+    model_us = 0.0
     try:
-        model_us = sum(costs.cost("all_reduce", size, base.place).total_us for size in measured)
+        for bucket in profile.buckets:
+            model = costs.of_measured("all_reduce", bucket.bytes, base.place, basis)
+            model_us += model.total_us
+            measured_us += bucket.cost_us
     except Missing:
-        model_us = 0.0
-    ratio = sum(times) / model_us if model_us > 0 else 1.0
-    factor = ratio if 1 / _MOST_CARRIED <= ratio <= _MOST_CARRIED else 1.0
-    return [cost.times(factor) for cost in modelled]
+        return 1.0
+    if model_us == 0.0:
+        return 1.0
+    carried = measured_us / model_us
+    if basis == "specification":  # the link cannot be faster
+        return max(1.0, carried)
+    return carried
 
 
 def _late_us(base: Base, late_us: Floats, place: Place) -> tuple[float, ...]:
     """How much later than this rank the last one is at each bucket."""
     if place.devices == 1:
         return (0.0,) * len(late_us)
-    later_us = base.lateness.latest_us(place.devices) - base.lateness.latest_us(base.devices)
-    return tuple(np.maximum(0.0, late_us + later_us).tolist())
+    now_us = base.lateness.latest_us(base.devices)
+    then_us = base.lateness.latest_us(place.devices)
+    later_us = late_us + (then_us - now_us)
+    return tuple(np.maximum(0.0, later_us).tolist())
 
 
 def _other_us(
@@ -217,11 +240,11 @@ def _other_us(
     if operation.bytes is None:
         return None
     try:
-        now_us = costs.cost(operation.kind, operation.bytes, setting.place, setting.links).total_us
-        before_us = costs.cost(operation.kind, operation.bytes, base.place).total_us
+        now = costs.cost(operation.kind, operation.bytes, setting.place, setting.links)
+        before = costs.of_measured(operation.kind, operation.bytes, base.place, now.basis)
     except Missing:
         return None
-    return operation.cost_us * now_us / before_us if before_us > 0 else None
+    return operation.cost_us * now.total_us / before.total_us if before.total_us > 0 else None
 
 
 def scale_of(base: Base, setting: Setting) -> Scale:
@@ -240,27 +263,35 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     batches of one device are known.
     """
     before_us = _single_us(base, measured)
-    reached, basis = (
-        ([measured], "the base was")
-        if before_us is None
-        else (sorted(base.single_us), "one device was")
-    )
-    if not reached[0] / BATCH_REACH <= wanted <= reached[-1] * BATCH_REACH:
+    reached, basis = sorted(base.single_us), "one device was"
+    if before_us is None:
+        reached, basis = [measured], "the base was"
+    least, most = reached[0] / BATCH_REACH, reached[-1] * BATCH_REACH
+    if not least <= wanted <= most:
+        samples = counted(wanted, "sample")
+        batches = ", ".join(map(str, reached))
         raise Missing(
-            f"a forward pass of {counted(wanted, 'sample')} is too far from what {basis} measured at "
-            f"({', '.join(map(str, reached))}): {BATCH_REACH:g} times beyond at most"
+            f"a forward pass of {samples} is too far from what {basis} measured at ({batches}): "
+            f"{BATCH_REACH:g} times beyond at most"
         )
     if before_us is None:
         return wanted / measured
-    # such as the optimizer
-    fixed = [profile.works.busy_us[~profile.works.by_samples].sum() for profile in base.profiles]
-    fixed_us, after_us = base.traced.busy * float(np.mean(fixed)), _single_us(base, wanted)
+    fixed_us = base.traced.busy * fmean(map(_fixed_us, base.profiles))
+    after_us = _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
+        samples = counted(wanted, "sample")
+        fixed = f"{fixed_us / 1e3:.3g} ms"
         raise Missing(
-            f"one device's steps at {measured} and {counted(wanted, 'sample')} a pass are not longer than what no batch "
-            f"changes, {fixed_us / 1e3:.3g} ms: what a sample costs is not known"
+            f"one device's steps at {measured} and {samples} a pass are not longer than what no batch changes, {fixed}: "
+            "what a sample costs is not known"
         )
     return (after_us - fixed_us) / (before_us - fixed_us)
+
+
+def _fixed_us(profile: StepProfile) -> float:
+    """What no batch changes, such as the optimizer."""
+    works = profile.works
+    return float(works.busy_us[~works.by_samples].sum())
 
 
 def _single_us(base: Base, batch: int) -> float | None:
@@ -268,11 +299,17 @@ def _single_us(base: Base, batch: int) -> float | None:
     where it is not known.
     """
     batches = sorted(base.single_us)
-    if len(batches) < 2 or not batches[0] / BATCH_REACH <= batch <= batches[-1] * BATCH_REACH:
+    if len(batches) < 2:
+        return None
+    smallest, largest = batches[0], batches[-1]
+    if not smallest / BATCH_REACH <= batch <= largest * BATCH_REACH:
         return None
     steps_us = [base.single_us[size] for size in batches]
-    if batches[0] <= batch <= batches[-1]:
+    if smallest <= batch <= largest:
         return float(np.interp(batch, batches, steps_us))
-    pair = slice(0, 2) if batch < batches[0] else slice(-2, None)
-    value = float(np.polyval(np.polyfit(batches[pair], steps_us[pair], 1), batch))
+    pair = slice(-2, None)
+    if batch < smallest:
+        pair = slice(0, 2)
+    line = np.polyfit(batches[pair], steps_us[pair], 1)
+    value = float(np.polyval(line, batch))
     return value if value > 0 else None

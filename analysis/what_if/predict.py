@@ -9,8 +9,9 @@ from statistics import fmean
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.stats.left_out import FARTHEST
 from dpscope.analysis.stats.missing import Missing
-from dpscope.analysis.what_if.band import FARTHEST, Parts, half_band, replay_parts
+from dpscope.analysis.what_if.band import WIDEST, Parts, by_costs, half_band, replay_parts
 from dpscope.analysis.what_if.inputs import inputs_of, place_of, setting_of
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
@@ -21,6 +22,7 @@ from dpscope.profiling.records.finding import counted
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 # a step on several devices below this share of one device's is no data-parallel training of it
 _IMPOSSIBLE = 0.97
+_AGREE = 1.25  # times by which a run's collectives may differ from their costs without a word
 _MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
 
@@ -33,6 +35,7 @@ class _Change:
     exposed_us: float
     unsure: Parts
     basis: tuple[str, ...]
+    carried: float
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -51,9 +54,9 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
             _replayed(base, *profiles, setting, costs)
             for profiles in _profiles(base, setting.on_time)
         ]
+        return _joined(base, setting, costs, unanswered, replays)
     except Missing as unknown:
         return replace(unanswered, reason=str(unknown))
-    return _joined(base, setting, costs, unanswered, replays)
 
 
 def _check(base: Base, setting: Setting) -> None:
@@ -68,10 +71,13 @@ def _check(base: Base, setting: Setting) -> None:
             "only one rank was read, so how late ranks are is not known: give every rank's trace"
         )
     if devices > FARTHEST * base.largest:
-        times = f"{devices / base.largest:,.0f}x the largest measured count ({base.largest})"
+        times = f"{devices / base.largest:,.0f}x"
         nearer = counted(math.ceil(devices / FARTHEST), "device")
-        raise Missing(f"{times}; the limit is {FARTHEST:g}x: measure {nearer} first")
-    if setting.links != AS_MEASURED and (bound := _host_bound(base)) is not None:
+        raise Missing(
+            f"{times} the largest measured count ({base.largest}); the limit is {FARTHEST:g}x: measure {nearer} first"
+        )
+    bound = _host_bound(base)
+    if setting.links != AS_MEASURED and bound is not None:
         raise Missing(bound)
 
 
@@ -92,8 +98,10 @@ def _most_saved(base: Base, rank: int | None) -> str:
         return ""
     # means over all ranks, of which the late one does not wait for itself
     ranks = len({recorded.rank for recorded in base.every})
-    saved_us = base.wait_by_rank_us[rank] * ranks / (ranks - 1)
-    return f"; rank {rank} on time saves at most {saved_us / 1e3:.1f} ms in each other rank"
+    others = ranks - 1
+    saved_us = base.wait_by_rank_us[rank] * ranks / others
+    saved = f"{saved_us / 1e3:.1f} ms"
+    return f"; rank {rank} on time saves at most {saved} in each other rank"
 
 
 def _host_share(base: Base) -> float:
@@ -101,23 +109,28 @@ def _host_share(base: Base) -> float:
     communication.
     """
 
-    def share(profile: StepProfile) -> float:
-        prepared = base.prepared(profile, AS_IT_WAS)
-        launched_us = Replay(prepared, silent(profile)).step_us
-        return (launched_us - prepared.length_us) / profile.step_us
+    def largest_share() -> float:
+        shares = []
+        for profile in base.profiles:
+            prepared = base.prepared(profile, AS_IT_WAS)
+            launched_us = Replay(prepared, silent(profile)).step_us
+            shares.append((launched_us - prepared.length_us) / profile.step_us)
+        return max(shares)
 
-    return base.once("host share", lambda: max(share(sampled) for sampled in base.profiles))
+    return base.once("host share", largest_share)
 
 
 def _base_refusal(base: Base) -> str | None:
     """Why nothing at all is predicted from this base."""
     off = max(map(base_error, base.profiles), key=abs)
     if abs(off) > MOST_OFF:
+        percent = f"{100 * off:+.1f}%"
         return (
-            f"the replay of the base is {100 * off:+.1f}% off its measured step, as its trace has something not modelled: "
+            f"the replay of the base is {percent} off its measured step, as its trace has something not modelled: "
             "trace other steps, or choose another cell"
         )
-    if foreign := " and ".join(sorted(base.kinds & _OTHERS)):
+    foreign = " and ".join(sorted(base.kinds & _OTHERS))
+    if foreign:
         return (
             f"only plain data parallelism is replayed, and this job runs {foreign}, too; dpscope analyze shows which "
             "ranks the others wait for, and how long"
@@ -138,18 +151,22 @@ def _base_refusal(base: Base) -> str | None:
 
 def _bucket_refusal(base: Base) -> str | None:
     """Why the base's buckets are not understood."""
-    buckets = [bucket for profile in base.profiles for bucket in profile.buckets]
-    if not buckets:
+    sizes = []
+    for profile in base.profiles:
+        sizes += [bucket.bytes for bucket in profile.buckets]
+    if not sizes:
         return (
             "the trace of the base shows no all-reduce of gradients: trace a DDP step with its communication "
             "(all activities of torch.profiler)"
         )
-    if any(math.isnan(bucket.bytes) for bucket in buckets):
+    if any(map(math.isnan, sizes)):
         return "the trace does not show the bytes of its all-reduces: trace with record_shapes=True"
-    if base.hook not in HOOK_FACTORS:
+    factor = HOOK_FACTORS.get(base.hook)
+    if factor is None:
         return f"the base's hook {base.hook} is not modelled: choose a cell without it as the base"
     for profile in base.profiles:
-        if (why := not_reproduced(profile, base.bucketing, HOOK_FACTORS[base.hook])) is not None:
+        why = not_reproduced(profile, base.bucketing, factor)
+        if why is not None:
             return why
     return None
 
@@ -161,13 +178,12 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     if rank is None:
         return [(profile, profile) for profile in base.profiles]
     ranks = sorted({recorded.rank for recorded in base.every if recorded.rank is not None})
-    shown = ", ".join(map(str, ranks)) or "none"
+    named = ", ".join(map(str, ranks))
+    traced = f"ranks with traces: {named or 'none'}"
     if ranks and rank not in ranks:
-        raise Missing(f"no rank {rank} was traced; ranks with traces: {shown}")
+        raise Missing(f"no rank {rank} was traced; {traced}")
     if len(ranks) < 2:
-        raise Missing(
-            f"the lateness of rank {rank} needs its trace and another rank's; ranks with traces: {shown}"
-        )
+        raise Missing(f"the lateness of rank {rank} needs its trace and another rank's; {traced}")
 
     def pairs() -> list[tuple[StepProfile, StepProfile]]:
         others = [profile for profile in base.every if profile.rank != rank]
@@ -195,45 +211,72 @@ def _replayed(
     if measured_us is None or setting.on_time is not None:
         measured_us = now.exposed_us
     exposed_us = measured_us + then.exposed_us - now.exposed_us
+    exposed_us = max(0.0, exposed_us)
     return _Change(
         step_us=step_us,
-        exposed_us=min(max(0.0, exposed_us), step_us),
+        exposed_us=min(exposed_us, step_us),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
+        carried=inputs.carried,
     )
 
 
 def _joined(
     base: Base, setting: Setting, costs: Costs, unanswered: Prediction, changes: Sequence[_Change]
 ) -> Prediction:
-    """The mean over the profiles, with its band."""
-    devices = unanswered.devices
-    step_us = fmean(change.step_us for change in changes)
-
+    """The mean over the profiles, with its band; raises Missing where costs leave it too wide."""
     alone_us, alone_basis = _one_device(base, setting, costs)
-    if devices == 1 and alone_us is not None:
-        step_us = alone_us
+    disagreement = _disagreement([change.carried for change in changes])
+    step_us = fmean(change.step_us for change in changes)
+    exposed_us = fmean(change.exposed_us for change in changes)
+    basis = [*changes[0].basis, *disagreement]
+    if unanswered.devices == 1:
+        step_us = alone_us or step_us
+        exposed_us = 0.0
+        basis = [alone_basis]
+
     exposed_share = max(change.exposed_us / change.step_us for change in changes)
     unsure = [change.unsure for change in changes]
-    below, above = half_band(base, setting, unsure, exposed_share, devices / base.largest)
+    times_largest = unanswered.devices / base.largest
+    below, above = half_band(base, setting, unsure, exposed_share, times_largest)
+    low_us = step_us * math.exp(-below)
+    high_us = step_us * math.exp(above)
+    if setting != base.setting and by_costs(unsure) > math.log(WIDEST):
+        band = f"{low_us / 1e3:.3g} to {high_us / 1e3:.3g} ms"
+        why = f"the 90% band would be {band}, as collectives' costs are too uncertain"
+        advice = "calibrate and measure again while no other program runs"
+        raise Missing("; ".join([why, *disagreement, advice]))
 
-    basis = [alone_basis] if devices == 1 else list(changes[0].basis)
     basis += _rests_on(base, setting)
     efficiency = None
     try:
         efficiency = _efficiency(base, setting, alone_us, step_us)
     except Missing as unknown:
         basis.append(f"no efficiency: {unknown}")
+    rests_on = "; ".join(basis)
     return replace(
         unanswered,
         step_us=step_us,
-        low_us=step_us * math.exp(-below),
-        high_us=step_us * math.exp(above),
-        exposed_us=0.0 if devices == 1 else fmean(change.exposed_us for change in changes),
+        low_us=low_us,
+        high_us=high_us,
+        exposed_us=exposed_us,
         efficiency=efficiency,
-        rests_on="; ".join(basis) or f"the replay of {base.name}",
+        rests_on=rests_on or f"the replay of {base.name}",
         limit=_core_limit(base, setting.place) or _host_bound(base),
     )
+
+
+def _disagreement(carried: Sequence[float]) -> list[str]:
+    """That the run's collectives took longer or shorter than their costs, if they did."""
+    least, most = min(carried), max(carried)
+    if least >= 1 / _AGREE and most <= _AGREE:
+        return []
+    times = f"{least:.2g}"
+    longest = f"{most:.2g}"
+    if longest != times:
+        times = f"{times} to {longest}"
+    took = f"the run's own all-reduces took {times} times what these costs give for them"
+    return [f"{took}: carried on, so the band is wider"]
 
 
 def _efficiency(base: Base, setting: Setting, alone_us: float | None, step_us: float) -> float:
@@ -266,12 +309,9 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
         same_batch_us = _alone_us(base, same_batch, costs)
     except Missing:
         return None, ""
-    same = alone_us == same_batch_us
-    basis = (
-        "one device's step as it was measured"
-        if same
-        else "one device's measured step, scaled as its replay is"
-    )
+    basis = "one device's measured step, scaled as its replay is"
+    if alone_us == same_batch_us:
+        basis = "one device's step as it was measured"
     return alone_us * base.single_us[measured[0]] / same_batch_us, basis
 
 
@@ -292,7 +332,8 @@ def _core_limit(base: Base, place: Place) -> str | None:
     cores = base.host_cores
     if cores is None or min(place) <= max(cores, base.per_node):
         return None
-    return f"too optimistic for this host, which has {counted(cores, 'core')}: each process is predicted with as many as now"
+    host = f"this host, which has {counted(cores, 'core')}"
+    return f"too optimistic for {host}: each process is predicted with as many as now"
 
 
 def _rests_on(base: Base, setting: Setting) -> list[str]:

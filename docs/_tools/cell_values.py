@@ -62,8 +62,8 @@ def _of_row(
     """The value as of one cell; none where a global batch does not divide, or the strategy is none
     of dpscope's.
     """
-    of_all = row.batch_size_is == "global"
-    if row.strategy not in _STRATEGIES or (of_all and row.batch_size % row.devices):
+    batch_size = row.local_batch if row.batch_size_is == "global" else row.batch_size
+    if row.strategy not in _STRATEGIES or batch_size is None:
         return
     value_of_cell = {
         "source": ", ".join(name for name in (row.study, run) if name),
@@ -72,7 +72,7 @@ def _of_row(
         "data": _DATA.get(row.dataset or "", row.dataset or ""),
         "strategy": row.strategy,
         "devices": row.devices,
-        "batch_size": row.batch_size // row.devices if of_all else row.batch_size,
+        "batch_size": batch_size,
         "fixed": row.batch_size_is,
         "quantity": quantity,
         "value": value,

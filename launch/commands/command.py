@@ -282,12 +282,7 @@ class Command(TyperCommand):
         """Run it; raises DpscopeError for an option without effect."""
         if self.orders_gpus:
             os.environ.setdefault(*GPU_ORDER)  # before torch starts CUDA, which reads it once
-        stated = set()
-        for name in ctx.params:
-            source = ctx.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                stated.add(name)
-        self._refuse_idle(ctx.params, stated)
+        stated = self.refuse_idle(ctx)
         if "out" not in stated and ctx.params.get("config") is not None:
             from dpscope.launch.planning.run_config import out_folder
 
@@ -299,8 +294,14 @@ class Command(TyperCommand):
             # of which click makes status 1, which `compare` has for a regression
             raise SystemExit(READER_GONE) from None
 
-    def _refuse_idle(self, values: OptionValues, stated: set[str]) -> None:
-        """Raise DpscopeError for a stated option that has no effect."""
+    def refuse_idle(self, ctx: Any) -> set[str]:
+        """The stated options; raises DpscopeError for one that has no effect."""
+        stated = set()
+        for name in ctx.params:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                stated.add(name)
+        values: OptionValues = ctx.params
         for rule in self.idle:
             idle = [name for name in rule.parameters.split() if name in stated]
             if not idle or not rule.holds(values):
@@ -313,6 +314,7 @@ class Command(TyperCommand):
                 names = option.secondary_opts
             flag = names[0]
             raise DpscopeError(f"{flag} does nothing here: {rule.why}; omit it")
+        return stated
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first sentence of its help, whole."""

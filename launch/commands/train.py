@@ -15,7 +15,7 @@ HELP = Help(
     examples=(
         "--devices 2 --seeds 0,1,2  # real digits, every strategy on the same batches",
         "--data cifar10 --download --epochs 30 --out runs/cifar",
-        "--strategy single,ddp --target-accuracy 90% --dry-run",
+        "--strategy single,ddp --target-accuracy 90%",
     ),
     usual="strategy devices seeds epochs model data batch_size out dry_run",
 )

@@ -1,5 +1,7 @@
 """`dpscope estimate` in its formats."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,8 +31,8 @@ def test_three_epoch_times_give_bandwidth(tmp_path: Path) -> None:
     assert isinstance(answer, Answer)
     (overview,) = answer.tables
     assert overview.rows == (
-        ("ddp", "100", "2", "55", "NA", "1.818", "50", "5", "5", "5", "5"),
-        ("ddp", "100", "4", "32", "NA", "3.125", "25", "7", "7", "7", "2.679"),
+        ("ddp", "100", "2", "55", "NA", "1.818", "50", "5", "5", "5"),
+        ("ddp", "100", "4", "32", "NA", "3.125", "25", "7", "7", "2.679"),
     )
 
 
@@ -89,12 +91,36 @@ def test_step_times_keep_their_unit_and_are_bounded_by_their_last_digit(tmp_path
     answer = run_estimate(table, "table")
     assert isinstance(answer, Answer)
     (overview,) = answer.tables
-    assert overview.rows == (("ddp", "8", "4", "103", "NA", "3.767", "97", "6", "5", "7", "NA"),)
+    assert overview.rows == (("ddp", "8", "4", "103", "NA", "3.767", "97", "6", "5 to 7", "NA"),)
     assert overview.notes == (
-        "ddp, batch 8, N 1: not used; single is what others are compared with",
+        "ddp, batch 8, N 1: not used, as the one device of the others is single's",
     )
     assert "time [ms]" in answer.tables[0].headings
     assert "epoch" not in answer.legend
+
+
+def test_a_batch_that_is_not_stated_is_not_invented(tmp_path: Path) -> None:
+    """The batch cancels: 2 x 100 / 110 = 1.818, and 10 ms added. Strong scaling needs it."""
+    table = tmp_path / "steps.csv"
+    table.write_text("ranks,step_ms\n1,100\n2,110\n")
+    answer = run_estimate(table, "table")
+    assert isinstance(answer, Answer)
+    assert answer.first.startswith(
+        "Table: 1.818x one device is the largest speedup (ddp, N 2, weak)"
+    )
+    (overview,) = answer.tables
+    assert overview.rows == (
+        ("ddp", "NA", "2", "110", "NA", "1.818", "100", "10", "9 to 11", "NA"),
+    )
+    content = json.loads(cast(str, run_estimate(table, "json")))
+    assert {one["batch_size"] for one in content["estimates"]} == {None}
+    reasons = " ".join(one["reason"] for one in content["estimates"])
+    assert "T_1 at the same batch" in reasons
+    assert "no column batch_per_rank: the global batch is unknown" in reasons
+    assert not re.search(r"batch \d", reasons)
+    table.write_text("ranks,step_ms\n2,110\n")
+    (finding,) = cast(Answer, run_estimate(table, "table")).findings
+    assert finding.next_step == "time one device, too"
 
 
 def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
@@ -114,5 +140,5 @@ def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
 def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
     text = cast(str, run_prediction(TIMES, "8,16", "markdown"))
     assert text.startswith("19 of 34 times predicted, 2 measured.\n")
-    assert text.count("low: lower end of a 90% band") == 1
+    assert text.count("low: lower end of the band that holds 9 of 10 errors on the rows left") == 1
     assert "coursework_ddp: predicted times" in text

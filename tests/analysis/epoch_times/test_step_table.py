@@ -37,6 +37,12 @@ def test_a_step_is_an_epoch_of_one_step(tmp_path: Path) -> None:
         ("step_ms\n5\n", "no column ranks"),
         ("ranks,step_ms\n0,5\n", "row 2, column ranks: '0' is not a whole number"),
         ("ranks,step_ms\n1,5\n2,-3\n", "row 3, column step_ms: '-3' is not milliseconds above 0"),
+        (
+            "ranks,step_ms\n1,5\n2,1O5\n",
+            "row 3, column step_ms: '1O5' is not a number; write milli",
+        ),
+        ('ranks,step_ms\n1,5\n2,"1,005"\n', "row 3, column step_ms: '1,005' is not a number"),
+        ("ranks,step_ms\n1,5\n2,inf\n", "row 3, column step_ms: 'inf' is not a number"),
         ("ranks,step_ms\n2,nan\n", "row 2, column step_ms: 'nan' is empty"),
         ("ranks,step_ms,batch_per_rank\n2,5,\n", "row 2, column batch_per_rank: '' is empty"),
         ("ranks,step_ms,strategy\n2,5,single\n", "row 2, column ranks: '2' for strategy single"),

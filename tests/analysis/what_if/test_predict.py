@@ -52,6 +52,7 @@ BOTH_COSTS = Costs(
     place=Place(2, 2), transfers={("all_reduce", 1e6): 20.0, ("broadcast", 1e5): 30.0}
 )
 HALF_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 10.0})
+QUARTER_COSTS = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 5.0})
 INFINITE, TEN = Links(intra=parse_link("100000000Gb/s")), parse_link("10GB/s")
 
 # Forward 50, two layers' backward 50 each, optimizer 60; 20 us of the last bucket are exposed. One
@@ -102,6 +103,8 @@ HALF = Contention(0.5, 0.5, 0.5)
         # 15, an unused link or not.
         (BASE, HALF_COSTS, {"devices": 4}, 240, 30),
         (BASE, HALF_COSTS, {"devices": 4, "links": Links(inter=TEN)}, 240, 30),
+        # However many times it is: 4 x 7.5.
+        (BASE, QUARTER_COSTS, {"devices": 4}, 240, 30),
         # Contention: 20 us of each collective run next to computing in base and scenario alike; on
         # 4 devices 10 us more of the first bucket's 30 do, at half as much again: 5 us
         (replace(BASE, contention=HALF), COSTS, {}, 230, None),
@@ -144,6 +147,25 @@ def test_a_specification_bounds_from_one_side_and_a_reached_rate_does_not() -> N
     # as reached: 15% either way
     ends = [360 + 200 * math.expm1(by) for by in (-0.15, 0.15)]
     assert band(LinkRate(10.0, "fast", REACHED_RATE)) == pytest.approx(tuple(ends))
+
+
+def test_costs_that_the_run_contradicts_are_said_to_and_widen_the_band() -> None:
+    """On 4 devices 7.5 us a bucket by the costs and 30 as carried: the band reaches from the one to
+    as many times more than the other, 150-270, 270-390, the optimizer to 400.
+    """
+    certain = replace(BASE, spread=0.0, method_error=0.0)
+    found = predict(certain, Scenario(devices=4), QUARTER_COSTS)
+    assert "all-reduces took 4 times what these costs give for them" in str(found.rests_on)
+    assert known(found.low_us) < 150 + 50 + 7.5 + 10
+    assert known(found.high_us) > 400
+    agreeing = predict(certain, Scenario(devices=4), COSTS)
+    assert "what these costs give" not in str(agreeing.rests_on)
+    assert known(agreeing.high_us) < 300
+    contrary = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 2.0})
+    assert (
+        "as collectives' costs are too uncertain; the run's own all-reduces took 10 times"
+        in reason(costs=contrary, devices=4)
+    )
 
 
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:

@@ -89,11 +89,12 @@ def test_help_of_a_long_list_shows_usual_options_and_counts_the_others(command: 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_examples_of_help_are_commands(command: str) -> None:
+def test_examples_of_help_are_commands_whose_options_have_effects(command: str) -> None:
     for example in COMMANDS[command].shown.examples:  # type: ignore[attr-defined]
         words = shlex.split(example, comments=True)
         with COMMANDS[command].make_context(command, words) as context:
             assert context.params
+            COMMANDS[command].refuse_idle(context)  # type: ignore[attr-defined]
 
 
 def test_the_page_is_opened_or_its_place_printed(
