@@ -95,6 +95,7 @@ def latex_table(
         as_in_cells = note.replace(f"{NA} (", f"{_MISSING} (")
         below.append(f"{in_latex(as_in_cells)}.")
     lines = [
+        r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
         *([rf"  \{size}\setlength{{\tabcolsep}}{{2pt}}"] if size is not None else []),

@@ -37,7 +37,7 @@ WIDE = latex_table(
 
 def test_a_table_has_rules_label_and_notes() -> None:
     lines = [line.strip() for line in WIDE.splitlines()]
-    assert lines[:2] == [r"\begin{table}", r"\centering"]
+    assert lines[:3] == [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"]
     assert r"\caption{Compute of an epoch, 5\% (traced)}" in lines
     assert r"\label{tab:compute-of-an-epoch-5-traced}" in lines
     assert r"\begin{tabular}{lrrrl}" in lines  # numbers on the right, words on the left
