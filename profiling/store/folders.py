@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ATTACHED_PREFIX = ".tmp-attached-"
 # in a repeat, or in the run for jobs of an attached script: the records of collectives
 COLLECTIVES_NAME = "collectives"
+TORCHRUN_NAME = "torchrun"  # of a job's folder with torchrun's logs
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _LOGS = rf"(node\d+/)?(log\.txt|{_TORCHRUN})"
 _JOB = rf"result\.json|progress\.txt|job\.txt|failure_\d+_\d+\.json|{_LOGS}"
@@ -132,7 +133,7 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.result_path, self.settings_path = path / RESULT_NAME, path / SETTINGS_NAME
-        self.log_path, self.torchrun_path = path / "log.txt", path / "torchrun"
+        self.log_path, self.torchrun_path = path / "log.txt", path / TORCHRUN_NAME
 
     def of_node(self, node: int) -> "JobFolder":
         """The log of another node's part until it is added to the job's log."""

@@ -26,6 +26,7 @@ from dpscope.profiling.store.folders import (
     MANIFEST_NAME,
     REPORT_NAME,
     SETTINGS_NAME,
+    TORCHRUN_NAME,
     RunFolder,
     fits_layout,
     is_dpscope_manifest,
@@ -86,8 +87,8 @@ def is_manifest(path: Path) -> bool:
 def check_place(out: Path, place: str) -> None:
     """Raise DpscopeError unless dpscope may write and remove its files below `out`/`place`.
 
-    The place must be absent or dpscope's: with its manifest, or with no files except those of
-    unfinished attached jobs. It must contain no link, and every folder must be writable.
+    The place must be absent or dpscope's: with its manifest, or with no files except torchrun's
+    logs and those of unfinished attached jobs. It must contain no link, and every folder must be writable.
     """
     name, read = MANIFEST_OF[place]
     if begun := os.path.lexists(out / name):
@@ -101,7 +102,9 @@ def check_place(out: Path, place: str) -> None:
         for path in (Path(parent) / file for file in files if not begun):
             if not fits_layout(path.relative_to(out)):
                 raise ForeignFileError(f"{folder} was not written by dpscope; name another folder")
-            if not path.relative_to(folder).parts[0].startswith(ATTACHED_PREFIX):
+            inside = path.relative_to(folder).parts
+            # torchrun opens its logs before the first job that is started by hand begins the folder
+            if not inside[0].startswith(ATTACHED_PREFIX) and TORCHRUN_NAME not in inside:
                 raise ForeignFileError(
                     f"{out / name} is missing, and without it nothing in {folder} is removed; restore it, or name another folder"
                 )

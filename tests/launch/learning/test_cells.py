@@ -122,6 +122,14 @@ def test_a_dry_run_prints_what_would_be_trained_and_writes_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def leave_log(command: list[str]) -> None:
+    """As torchrun opens it before it starts the processes."""
+    (folder,) = [word.partition("=")[2] for word in command if word.startswith("--log-dir=")]
+    attempt = Path(folder) / "none_1" / "attempt_0" / "0"
+    attempt.mkdir(parents=True)
+    (attempt / "stdout.log").touch()
+
+
 @pytest.mark.process  # git, for the commit
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
     """The first one begins the trainings that were planned, and the next ones find them."""
@@ -132,7 +140,9 @@ def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> No
     describe_trainings(config, out, Console(file=printed, width=200), options=flags)
     commands = [line for line in printed.getvalue().splitlines() if '"task"' in line]
     for command, processes in zip(commands, (1, 1, 2), strict=True):
-        assignment = read_assignment(shlex.split(command)[-1:])
+        words = shlex.split(command)
+        assignment = read_assignment(words[-1:])
+        leave_log(words)
         place = TorchrunPlace(0, 0, processes, processes, node=0)
         folder, _ = training_task(assignment, place)
         assert folder.path.parent.name == assignment.cell

@@ -62,6 +62,10 @@ def job_of(command: list[str], out: Path) -> AssignedCell:
         rank=0, local_rank=0, world_size=processes, local_world_size=processes, node=0
     )
     assignment = read_assignment(command[-1:])
+    # torchrun opens its logs before it starts the processes
+    attempt = RunFolder(out).path / "cells" / assignment.cell / "repeat0/torchrun/none/attempt_0/0"
+    attempt.mkdir(parents=True, exist_ok=True)
+    (attempt / "stdout.log").touch()
     return assigned_cell(msgspec.structs.replace(assignment, out=str(out)), place)
 
 
