@@ -1,6 +1,4 @@
-"""How far the repeats of a run's cells lie apart, pooled over the cells, and each cell's ledger
-with intervals from it.
-"""
+"""How far the repeats of a run's cells lie apart, and each cell's ledger with intervals from it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -82,17 +80,17 @@ def step_spread(cells: Sequence[Job]) -> stats.Spread:
 def run_spreads(cells: Sequence[Job]) -> RunSpreads:
     """The pooled spreads of measured cells.
 
-    What is 0 in every window, by the strategy, is no sample of a spread, and neither is what one
-    device exposes.
+    Cells share a machine, so their compute and idle time vary alike; exposed communication varies
+    with the strategy and keeps each cell's own spread. What is 0 in every window, by the strategy,
+    is no sample of a spread.
     """
     timed = [
         (data, float(np.median(np.concatenate(steps))))
         for data in cells
         if (steps := data.step_samples())
     ]
-    parts = {}
-    for part in PARTS:
-        own = (pair for pair in timed if pair[0].devices > 1 or "exposed" not in part)
-        shares = (data.parts_by_repeat[part] / step_us for data, step_us in own)
+    parts = dict.fromkeys(PARTS, stats.ALONE)
+    for part in (part for part in PARTS if "exposed" not in part):
+        shares = (data.parts_by_repeat[part] / step_us for data, step_us in timed)
         parts[part] = sum((stats.spread_of(share) for share in shares if share.any()), stats.ALONE)
     return RunSpreads(step_spread(cells), parts)

@@ -185,6 +185,23 @@ def test_a_ledgers_intervals_are_students() -> None:
     assert bounds(together, "exposed") == bounds(alone, "exposed")
 
 
+def test_exposed_communication_has_the_interval_of_its_only_part_next_to_any_strategy() -> None:
+    """DDP's exposed communication spreads tenfold; dp-host's is all of it "other"."""
+    ddp = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1500.0),
+        exposed_us=(400.0, 440.0), exposed_wait_us=(100.0, 120.0), exposed_transfer_us=(300.0, 320.0),
+    )  # fmt: skip
+    copies = repeats_that_differ(
+        Cell(strategy="dp-host", devices=2, batch_size=8), (1500.0, 1500.0),
+        exposed_us=(200.0, 204.0), exposed_other_us=(200.0, 204.0),
+    )  # fmt: skip
+    alone = row_next_to(copies, {}, spreads=run_spreads([copies]))
+    together = row_next_to(copies, {}, spreads=run_spreads([ddp, copies]))
+    assert bounds(together, "exposed") == pytest.approx((202 - 25.412, 202 + 25.412), rel=1e-4)
+    assert bounds(together, "exposed_other") == bounds(together, "exposed")
+    assert bounds(together, "exposed") == bounds(alone, "exposed")
+
+
 def test_contention_has_an_interval_where_kernels_show_it() -> None:
     """Kernels take 120 us next to communication and 100 us alone, each with some noise."""
     several = repeats_that_differ(
