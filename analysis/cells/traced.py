@@ -5,6 +5,7 @@ moves.
 import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import (
+    NO_INTERVAL,
     NO_TRACED_STEP,
     NOT_MATCHED,
     NOT_SHOWN,
@@ -20,6 +21,7 @@ from dpscope.analysis.cells.identity import communicating, communication_shown, 
 from dpscope.analysis.cells.view import CellView, Group, once, quotient
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.stats.missing import Missing, known
+from dpscope.analysis.stats.samples import half_width
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.intervals import length, union
@@ -176,11 +178,20 @@ def _matched(cell: CellView, measure: str) -> float:
     return mean(cell, measure, ONE_PROCESS if cell.traits.threaded else NOT_MATCHED)
 
 
+def _transfer_ends(cell: CellView, value: float) -> tuple[float, float]:
+    """From how the repeats differ, cut at 0."""
+    matched = windows(cell).take(windows(cell).known("transfer_us"))
+    repeats = matched.group("repeat").means(matched["transfer_us"])
+    half_us = known(half_width(repeats), NO_INTERVAL)
+    return max(0.0, value - half_us), value + half_us
+
+
 @TRACED.column(
     "all transfers",
     "time",
     "Sum over collectives of the shortest rank's duration",
     needs=communicating,
+    interval=_transfer_ends,
 )
 def transfer_us(cell: CellView) -> float:
     return _matched(cell, "transfer_us")

@@ -161,6 +161,7 @@ def _placed(sizes_bytes: Values, breakpoints: Sequence[float]) -> list[tuple[flo
 RESAMPLES = 300
 FEWEST_ITERATIONS = 5  # of every size, for a bootstrap over them
 FEWEST_SIZES = 5  # for an error of prediction
+_UNRELIABLE = 0.5  # of a predicted time: a larger error
 _TAILS = (0.025, 0.975)
 # of measurements at sizes left out in turn that lie within the stated error of prediction
 PREDICTED_SHARE = 0.9
@@ -348,3 +349,19 @@ def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
     return bus_gb_per_s(
         fit.collective, fit.largest_bytes, fit.devices, predict_us(fit, fit.largest_bytes)
     )
+
+
+def measured_bus_gb_per_s(calibration: Calibration, fit: CollectiveFit) -> float | None:
+    """The same by the median of the calls of that size; None where they are not stored."""
+    for point in calibration.points:
+        place = (point.collective, point.devices, point.size_bytes)
+        if place == (fit.collective, fit.devices, fit.largest_bytes):
+            time_us = float(np.median(point.times_us))
+            return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, time_us)
+    return None
+
+
+def is_noisy(fit: CollectiveFit) -> bool:
+    """Whether sizes are predicted from the others too badly to rely on."""
+    error = fit.prediction_relative_error
+    return error is not None and error > _UNRELIABLE

@@ -5,7 +5,7 @@ And what people divide by who use that formula.
 
 from dataclasses import dataclass
 
-from dpscope.analysis.costs.calibration_fit import largest_bus_gb_per_s
+from dpscope.analysis.costs.calibration_fit import largest_bus_gb_per_s, measured_bus_gb_per_s
 from dpscope.analysis.costs.cost import Basis, Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor, moved_as, ring_us
 from dpscope.analysis.stats.missing import Missing
@@ -43,6 +43,7 @@ class RingRate:
     # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
     description: str
     kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
+    measured_gb_per_s: float | None = None  # at the size of the fitted rate
 
 
 def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
@@ -72,5 +73,7 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
         # formula's rate
         by = "with which the formula takes as long as"
     size = show_bytes(fit.largest_bytes)
-    description = f"{rate:.3g} GB/s, {by} the calibration's fit at {size} (no link is known)"
-    return RingRate(rate, "calibration", description, kind)
+    measured = measured_bus_gb_per_s(calibration, fit)
+    timed = "" if measured is None else f", {measured:.3g} as measured there"
+    description = f"{rate:.3g} GB/s, {by} the calibration's fit at {size}{timed} (no link is known)"
+    return RingRate(rate, "calibration", description, kind, measured)

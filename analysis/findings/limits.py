@@ -8,6 +8,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import tracing_findings
+from dpscope.analysis.findings.predictions import noisy_calibration
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import grouped
@@ -16,6 +17,7 @@ from dpscope.profiling.records.strategies import traits_of
 
 # largest over smallest median of a cell's repeats, above which a warning precedes all facts
 REPEATS_APART = 1.3
+_CALIBRATED = "each calibrated size predicted by a fit of the others; 90% of the errors are smaller"
 
 
 def on_shared_cores(run: RunData) -> list[Job]:
@@ -31,6 +33,9 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
         yield _limit("NOISY", differ, basis="median untraced step of each repeat")
     if drifts := [*_drifts(run, comparison, case)]:
         yield _limit("DRIFT", *drifts, basis="least squares; medians of the timed steps")
+    noise = noisy_calibration(comparison)
+    if noise is not None:
+        yield _limit("NOISY FIT", noise.message, basis=_CALIBRATED)
     yield from _too_few_cores(run)
     if batches := ", ".join(comparison.batches_seen):
         yield _limit(

@@ -6,6 +6,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
+from dpscope.analysis.costs.calibration_fit import is_noisy
 from dpscope.analysis.findings.facts import Scale
 from dpscope.analysis.text.units import show_bytes, show_share
 from dpscope.profiling.records.finding import Finding, Severity
@@ -26,13 +27,17 @@ def prediction_findings(comparison: Comparison, shared_cores: bool = False) -> I
     """Cells whose transfers, exposed communication or single collectives differ from the prediction
     by PREDICTION_TOLERANCE.
 
-    Also reports wrong results in the calibration, what it lacks to predict the cells, and cells
-    that ran on another NCCL engine. `shared_cores`: communication and compute share a CPU.
+    Also reports wrong results and noise in the calibration, what it lacks to predict the cells, and
+    cells that ran on another NCCL engine. `shared_cores`: communication and compute share a CPU.
     """
     yield from wrong_results(comparison.collective_costs.calibration)
+    noise = noisy_calibration(comparison)
+    if noise is not None:
+        yield noise
     for row, off, single in cells_off(comparison):
         if row.cell not in comparison.no_scaling:
-            yield _off_finding(row, off, single, shared_cores)
+            why = _reasons(comparison, row, off, single, shared_cores)
+            yield _off_finding(row, off, single, why)
     calibrated = [
         row.cell
         for row in comparison.rows.values()
@@ -77,10 +82,45 @@ def _lacking(predictions: Sequence[CollectivePrediction]) -> Iterator[Finding]:
 def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[str]:
     """Notes for the table of predictions: which cells are off, by how much, and why."""
     for row, off, single in cells_off(comparison):
-        of_single = [collective.relative_error or 0.0 for collective in single]
-        worst = max((*_errors(row, off), *of_single), key=abs)
-        why = likely_reasons(row, off, of_single, shared_cores)
-        yield f"{row.cell} is up to {worst:+.0%} off: {'; '.join(why) or _UNEXPLAINED}"
+        error = next(_errors_of(row, off, single))
+        why = _reasons(comparison, row, off, single, shared_cores)
+        yield f"{row.cell}: {error}; {'; '.join(why) or _UNEXPLAINED}"
+
+
+def noisy_calibration(comparison: Comparison) -> Finding | None:
+    """That the run's collectives are predicted from fits that do not even predict the calibration's
+    own sizes.
+    """
+    calibration = comparison.collective_costs.calibration
+    if calibration is None:
+        return None
+    used = {(collective.kind, collective.ranks) for collective in comparison.predictions}
+    errors = [
+        f"{fit.prediction_relative_error:.0%} ({fit.collective} on {fit.devices} devices)"
+        for fit in calibration.fits
+        if fit.statistic == "slowest" and (fit.collective, fit.devices) in used and is_noisy(fit)
+    ]
+    if not errors:
+        return None
+    return RunCode.CALIBRATION_NOISY.finding(
+        f"the calibration's own sizes, predicted from each other, are off by up to {', '.join(errors)}"
+    )
+
+
+def _reasons(
+    comparison: Comparison,
+    row: CellRow,
+    off: list[str],
+    single: Sequence[CollectivePrediction],
+    shared_cores: bool,
+) -> list[str]:
+    """Why a cell's prediction is off, the transfers first, which the model is of."""
+    of_single = [collective.relative_error or 0.0 for collective in single]
+    why = likely_reasons(row, off[:1], of_single, shared_cores)
+    calibrated = row.text("prediction_source") == "calibration"
+    if calibrated and noisy_calibration(comparison) is not None:
+        why.append("the calibration is noisy")
+    return why
 
 
 def cells_off(
@@ -89,28 +129,45 @@ def cells_off(
     """The cells whose predictions are off: their row, which quantities of a step, and which
     collectives.
 
-    Single collectives count if they are a notable part of a step's transfers: small ones are
-    mostly latency and noise.
+    A prediction within the interval of what was measured is not off. Single collectives count if
+    they are a notable part of a step's transfers, small ones being mostly latency, and if more is
+    off than the noise of all transfers.
     """
 
     def is_off(error: float | None) -> bool:
         return error is not None and abs(error) > PREDICTION_TOLERANCE
 
     for row in comparison.rows.values():
-        off = [name for name in _WHAT if is_off(row.number(f"predicted_{name}_error"))]
+        off = [
+            name
+            for name in _WHAT
+            if is_off(row.number(f"predicted_{name}_error")) and not _within_noise(row, name)
+        ]
         least_us = NOTABLE * (row.transfer_us or 0.0)
-        own = [
-            prediction
-            for prediction in comparison.predictions
-            if prediction.cell == row.cell and is_off(prediction.relative_error)
-        ]
-        single = [
-            collective
-            for collective in own
-            if collective.per_step * (collective.measured_us or 0.0) > least_us
-        ]
+        noise_us = _transfer_noise_us(row)
+        single = []
+        for collective in comparison.predictions:
+            if collective.cell != row.cell or not is_off(collective.relative_error):
+                continue
+            measured_us = collective.per_step * (collective.measured_us or 0.0)
+            error_us = abs(collective.relative_error or 0.0) * measured_us
+            if measured_us > least_us and error_us > noise_us:
+                single.append(collective)
         if off or single:
             yield row, off, single
+
+
+def _within_noise(row: CellRow, name: str) -> bool:
+    bounds, predicted_us = row.interval(f"{name}_us"), row.number(f"predicted_{name}_us")
+    if bounds is None or predicted_us is None:
+        return False
+    return bounds.low <= predicted_us <= bounds.high
+
+
+def _transfer_noise_us(row: CellRow) -> float:
+    """Half the interval of a step's transfers; 0 where it is not known."""
+    bounds, transfer_us = row.interval("transfer_us"), row.transfer_us
+    return 0.0 if bounds is None or transfer_us is None else bounds.half_width(transfer_us)
 
 
 def _errors(row: CellRow, names: Iterable[str]) -> list[float]:
@@ -118,13 +175,10 @@ def _errors(row: CellRow, names: Iterable[str]) -> list[float]:
 
 
 def _off_finding(
-    row: CellRow, off: list[str], single: list[CollectivePrediction], shared_cores: bool
+    row: CellRow, off: list[str], single: list[CollectivePrediction], why: list[str]
 ) -> Finding:
     calibrated = row.text("prediction_source") == "calibration"
     traits = traits_of(row.strategy)
-    of_single = [collective.relative_error or 0.0 for collective in single]
-    # transfers first, which the model is of
-    why = likely_reasons(row, off[:1], of_single, shared_cores)
     why += dict.fromkeys(
         f"sizes beyond the calibration: {collective.extrapolated}"
         for collective in single

@@ -2,11 +2,13 @@
 and reason of their errors.
 """
 
+from collections.abc import Iterable
+
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import TIMED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
-from dpscope.analysis.stats.samples import Interval, half_width
+from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
@@ -23,12 +25,18 @@ def shortcuts_fact(row: CellRow, data: Job) -> Fact:
     basis = "; ".join(
         (
             f"{_ADDED}: {TIMED}, its interval from how the repeats differ",
-            "what it is compared with: means of the traced steps, without an interval",
+            f"what they are compared with: {_means(row)}",
             *(f"ring formula: {rate.description}" for rate in row.ring_rates),
         )
     )
     lines = (_subtraction(row, data), _ring(row, data))
     return Fact("shortcuts", "SHORTCUTS", lines, basis)
+
+
+def _means(row: CellRow) -> str:
+    has_interval = row.interval("exposed_us") or row.interval("transfer_us")
+    interval = "intervals from how the repeats differ" if has_interval else "no interval"
+    return f"means of the traced steps, {interval}"
 
 
 def _subtraction(row: CellRow, data: Job) -> str:
@@ -114,19 +122,19 @@ def _ring(row: CellRow, data: Job) -> str:
     if ring_us is None:
         return f"ring formula gives no value: {row.reasons.get('ring_us', NA)}"
     scale = Scale([row.traced_step_us])
-    rates = " and ".join(dict.fromkeys(f"{rate.gb_per_s:.3g}" for rate in row.ring_rates))
     of_link = row.text("ring_source") == "specification"
-    source = "the link's" if of_link else "calibrated"
-    result = f"ring formula = {scale.time(ring_us)} at {source} {rates} GB/s"
+    result = f"ring formula = {scale.time(ring_us)} at {_rates(row, of_link)}"
     if transfer_us is None or row.ring_error_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
         return f"{result}; it cannot be compared: {missing}"
     measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
-    judged = _judged(ring_us, transfer_us, _noise_around(ring_us, data))
+    bounds = row.interval("transfer_us")
+    judged = _judged(ring_us, transfer_us, _around(ring_us, transfer_us, bounds))
     if judged == "agrees":
         return f"{result} agrees: {measured} {scale.unit}"
     if judged is not None:
-        return f"{result}; {measured}{_spread(transfer_us, data, scale)}: {judged}"
+        interval = "" if bounds is None else f" ({scale.ends(bounds)})"
+        return f"{result}; {measured}{interval}: {judged}"
     if ring_us > transfer_us:
         cause = "the calibration was slower than the run; calibrate again"
         if of_link:
@@ -135,27 +143,29 @@ def _ring(row: CellRow, data: Job) -> str:
     return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
 
 
-def _spread(transfer_us: float, data: Job, scale: Scale) -> str:
-    """The interval of the mean transfers in brackets; nothing where there is none, as of one
-    repeat.
+def _rates(row: CellRow, of_link: bool) -> str:
+    """The rates of the formula with their source; a fit with what was measured at its size."""
+    rates = _numbers(rate.gb_per_s for rate in row.ring_rates)
+    if of_link:
+        return f"the link's {rates} GB/s"
+    measured = _numbers(rate.measured_gb_per_s for rate in row.ring_rates)
+    timed = f", {measured} measured" if measured else ""
+    return f"{rates} GB/s (calibration's fit{timed})"
+
+
+def _numbers(rates: Iterable[float | None]) -> str:
+    """The known ones, each once."""
+    return " and ".join(dict.fromkeys(f"{rate:.3g}" for rate in rates if rate is not None))
+
+
+def _around(ring_us: float, transfer_us: float, bounds: Interval | None) -> Interval | None:
+    """The interval of the mean transfers drawn around the formula, which has no noise of its
+    own.
     """
-    bounds = _noise_around(transfer_us, data)
     if bounds is None:
-        return ""
-    interval = scale.ends(bounds)
-    return f" ({interval})"
-
-
-def _noise_around(time_us: float, data: Job) -> Interval | None:
-    """The interval of the mean transfers, drawn around a time and cut at 0: theirs, or the
-    formula's, which has no noise of its own; None of one repeat.
-    """
-    windows = data.whole_windows.take(data.whole_windows.known("transfer_us"))
-    repeats = windows.group("repeat").means(windows["transfer_us"])
-    half_us = half_width(repeats)
-    if half_us is None:
         return None
-    return Interval(max(0.0, time_us - half_us), time_us + half_us)
+    half_us = bounds.half_width(transfer_us)
+    return Interval(max(0.0, ring_us - half_us), ring_us + half_us)
 
 
 def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:

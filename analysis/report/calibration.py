@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from dpscope.analysis.costs.calibration_files import calibration_path
-from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration
+from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration, is_noisy
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
@@ -48,9 +48,6 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
     return fitted, path
 
 
-_UNRELIABLE = 0.5  # of a predicted time: a larger error
-
-
 def calibration_answers(calibration: Calibration) -> list[str]:
     """What is printed above the tables: the rate at the largest size of each collective, and whose
     predictions are not reliable.
@@ -73,11 +70,8 @@ def calibration_answers(calibration: Calibration) -> list[str]:
         lines.append(f"Bus bandwidth at the largest size: {', '.join(rates)}.")
     errors = []
     for fit in calibration.fits:
-        error = fit.prediction_relative_error
-        if fit.statistic != "slowest" or error is None:
-            continue
-        if error > _UNRELIABLE:
-            devices = _devices(fit)
+        if fit.statistic == "slowest" and is_noisy(fit):
+            devices, error = _devices(fit), fit.prediction_relative_error
             errors.append(f"{fit.collective} on {devices} devices {error:.0%}")
     if errors:
         lines.append(

@@ -120,6 +120,12 @@ class RunCode(FindingCode):
         action="calibrate all collectives that the run uses",
         other_severity="warning",
     )
+    CALIBRATION_NOISY = Code(
+        "warning",
+        meaning="The calibration was made on a machine that was not quiet: sizes of a collective that "
+        "the run uses, predicted from the other sizes, are off by more than 50%.",
+        action="close other programs, or raise --iterations, and calibrate again",
+    )
     CALIBRATION_RESULTS_WRONG = Code(
         "warning",
         meaning="A calibration was read from a log in which nccl-tests found wrong results, so its "

@@ -185,6 +185,16 @@ def test_a_ledgers_intervals_are_students() -> None:
     assert bounds(together, "exposed") == bounds(alone, "exposed")
 
 
+def test_all_transfers_have_an_interval_of_their_repeats() -> None:
+    """590 and 610 us: 600 -+ 12.706 x 10."""
+    several = repeats_that_differ(
+        Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1500.0), transfer_us=(590.0, 610.0)
+    )
+    assert bounds(row_next_to(several, {}), "transfer") == pytest.approx(
+        (600 - 127.06, 600 + 127.06), rel=1e-4
+    )
+
+
 def test_exposed_communication_has_the_interval_of_its_only_part_next_to_any_strategy() -> None:
     """DDP's exposed communication spreads tenfold; dp-host's is all of it "other"."""
     ddp = repeats_that_differ(

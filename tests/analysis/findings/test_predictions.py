@@ -2,13 +2,19 @@
 off.
 """
 
+from dataclasses import replace
+
+import msgspec
+
 from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.predictions import prediction_findings
+from dpscope.analysis.costs.costs import Costs
+from dpscope.analysis.findings.predictions import off_notes, prediction_findings
 from dpscope.analysis.report.prediction_tables import collective_table, identity_table
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row, with_values
+from tests.helpers.run_cells import calibration
 
 ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, step_us=1500.0, compute_us=1000.0, communication_us=700.0,
@@ -95,6 +101,47 @@ def test_what_is_off_by_the_waiting_that_no_model_includes_is_no_warning() -> No
     assert "µs" not in finding.message
     (less,) = prediction_findings(comparison(with_values(row, predicted_exposed_us=500.0)))
     assert less.severity == "warning"
+
+
+def test_a_prediction_within_the_interval_of_what_was_measured_is_not_off() -> None:
+    """300 of 600 us predicted: within 290 to 910, below 310 to 890; so is a step's one
+    all-reduce.
+    """
+    one = bucket(4e6, 600.0, 300.0)
+    within = with_values(ROW, transfer_low_us=290.0, transfer_high_us=910.0)
+    assert list(prediction_findings(comparison(within, one))) == []
+    below = with_values(ROW, transfer_low_us=310.0, transfer_high_us=890.0)
+    (finding,) = prediction_findings(comparison(below, one))
+    assert finding.code == "prediction_off"
+
+
+def calibrated(error: float | None) -> Costs:
+    """All-reduces on two ranks, whose sizes predict each other within this error."""
+    made = calibration({"all_reduce": (50.0, 10.0)})
+    fits = [
+        msgspec.structs.replace(fit, prediction_relative_error=error, statistic="slowest")
+        for fit in made.fits
+    ]
+    return Costs(calibration=msgspec.structs.replace(made, fits=tuple(fits)))
+
+
+def test_a_noisy_calibration_is_a_finding_and_a_reason() -> None:
+    row = with_values(ROW, hidden_us=0.0, exposed_us=700.0)
+    noisy, quiet = (
+        replace(comparison(row, bucket(4e6, 600.0, 300.0)), collective_costs=calibrated(error))
+        for error in (0.51, 0.5)
+    )
+    finding, off = prediction_findings(noisy)
+    assert (finding.code, finding.severity) == ("calibration_noisy", "warning")
+    assert finding.message.endswith("are off by up to all_reduce on 2 devices 51%")
+    assert off.message.endswith("(-50%); the calibration is noisy")
+    (off,) = prediction_findings(quiet)
+    assert off.message.endswith("(-50%); nothing in this run explains it")
+    (note,) = off_notes(noisy)
+    assert (
+        note
+        == f"{ROW.cell}: {off.message.partition(': ')[2].partition(';')[0]}; the calibration is noisy"
+    )
 
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:

@@ -8,10 +8,9 @@ from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.traces.ranks.job import NO_TABLES
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.reading.table import joined
 from dpscope.profiling.records.run import Cell
 from tests.helpers.made_rows import made_row, with_values
-from tests.helpers.run_cells import cell_data, traced_table, windows
+from tests.helpers.run_cells import cell_data, traced_table
 
 RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB /
@@ -40,7 +39,7 @@ def test_how_far_off_and_why() -> None:
     assert lines() == (
         "t_N(b) - t_1(b) (added time) = 243 ms (230 to 255): 7.5x the 32.5 measured: compute runs slower on "
         "shared cores (180 ms)",
-        "ring formula = 41.5 ms at calibrated 1.08 GB/s; all transfers, hidden ones too, took 79.6: up to 2 "
+        "ring formula = 41.5 ms at 1.08 GB/s (calibration's fit); all transfers, hidden ones too, took 79.6: up to 2 "
         "all-reduces were in flight at once",
     )
 
@@ -117,7 +116,7 @@ def test_transfers_of_other_collectives_are_not_compared_with_the_formula() -> N
     others = "the measured transfers include those of all_to_all"
     found = lines(ring_error_us=None, reasons={"ring_error_us": others})[1]
     assert found == (
-        f"ring formula = 41.5 ms at calibrated 1.08 GB/s; it cannot be compared: {others}"
+        f"ring formula = 41.5 ms at 1.08 GB/s (calibration's fit); it cannot be compared: {others}"
     )
 
 
@@ -165,15 +164,26 @@ def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> No
         (10e3, "; all transfers, hidden ones too, took 41.0 (0 to 168): too noisy"),
     ],
 )
-def test_the_formula_is_judged_by_the_spread_of_the_transfers(off_us: float, said: str) -> None:
-    """41.5 ms by the formula; two repeats at 41 ms -+ `off_us`, whose interval is 12.7 times that
-    wide on each side by Student's t: 7.6 ms, or more than half of 41.
+def test_the_formula_is_judged_by_the_interval_of_the_transfers(off_us: float, said: str) -> None:
+    """41.5 ms by the formula; 41 by two repeats that are `off_us` off: 12.7 times that by Student's
+    t: 7.6 ms, or more than half of 41.
     """
-    cell = Cell("ddp", 2, 8)
-    repeats = [
-        windows(cell, 5, 1, step_us=552e3, transfer_us=41e3 + change)
-        for change in (-off_us, off_us)
-    ]
-    steps = joined([table.assign(repeat=number) for number, table in enumerate(repeats)])
-    row = with_values(ROW, ledger=LEDGER, transfer_us=41e3)
-    assert shortcuts_fact(row, cell_data(cell, [], steps)).lines[1].endswith(said)
+    transfers: dict[str, Any] = {
+        "transfer_us": 41e3,
+        "transfer_low_us": max(0.0, 41e3 - 12.706 * off_us),
+        "transfer_high_us": 41e3 + 12.706 * off_us,
+    }
+    assert lines(**transfers)[1].endswith(said)
+
+
+def test_a_fitted_rate_is_shown_with_what_was_measured_at_its_size() -> None:
+    fitted = RingRate(0.31, "calibration", "by the fit", measured_gb_per_s=0.17)
+    assert "at 0.31 GB/s (calibration's fit, 0.17 measured);" in lines(ring_rates=(fitted,))[1]
+
+
+def test_the_basis_names_the_interval_that_judges() -> None:
+    data = cell_data(Cell("ddp", 2, 8), [], NO_TABLES.steps)
+    without = with_values(ROW, ledger=LEDGER)
+    known = with_values(without, exposed_low_us=30e3, exposed_high_us=35e3)
+    assert "means of the traced steps, no interval" in shortcuts_fact(without, data).basis
+    assert "intervals from how the repeats differ" in shortcuts_fact(known, data).basis
