@@ -133,15 +133,13 @@ def test_a_noisy_calibration_is_a_finding_and_a_reason() -> None:
     )
     finding, off = prediction_findings(noisy)
     assert (finding.code, finding.severity) == ("calibration_noisy", "warning")
-    assert finding.message.endswith("are off by up to all_reduce on 2 devices 51%")
+    assert finding.message.endswith("are off by up to 51% (all_reduce on 2 devices)")
     assert off.message.endswith("(-50%); the calibration is noisy")
+    (note,) = off_notes(noisy)
+    times = "transfers 300 µs a step, measured 600 µs (-50%)"
+    assert note == f"{ROW.cell}: {times}; the calibration is noisy"
     (off,) = prediction_findings(quiet)
     assert off.message.endswith("(-50%); nothing in this run explains it")
-    (note,) = off_notes(noisy)
-    assert (
-        note
-        == f"{ROW.cell}: {off.message.partition(': ')[2].partition(';')[0]}; the calibration is noisy"
-    )
 
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
