@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.cost import MOSTLY
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
-from dpscope.analysis.findings.ledger_text import fewer_messages, slowed_by_tracing
+from dpscope.analysis.findings.ledger_text import FEW_BYTES, fewer_messages, slowed_by_tracing
+from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
     IDLE,
@@ -49,6 +51,7 @@ class Situation:
     # that the late rank trains on more samples than the others
     late_samples: str | None = None
     add_baseline: str | None = None  # how, where the cell was not compared with one device
+    noisy: bool = False  # repeats differ so much that this limits all facts
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,25 @@ class Action:
     time_us: float
     advice: str
     step_us: float
-    basis: str = TRACED
+    means: str = TRACED
+    bounds: Interval | None = None  # 95%, of `time_us`
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether its time is above 0 by its interval; so is one without an interval."""
+        return self.bounds is None or self.bounds.low > 0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the run shows that removing it would matter."""
+        return self.is_significant and self.share >= NOTABLE_SAVING
+
+    @property
+    def basis(self) -> str:
+        if self.bounds is None:
+            return f"{self.means}; no interval"
+        scale = Scale([self.time_us])
+        return f"{self.means}; 95% interval {scale.ends(self.bounds)} {scale.unit}"
 
     @property
     def share(self) -> float:
@@ -74,6 +95,8 @@ class Action:
         own, step = scale.number(self.time_us), scale.time(self.step_us)
         share = percent(self.share)
         of_step = f"{own} of {step}, {share}"
+        if not self.is_significant:
+            of_step += ", not significant"
         return f"{capital(self.part)} ({of_step}): {self.advice}"
 
 
@@ -96,7 +119,10 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
         lines.insert(0, capital(situation.add_baseline))
     if situation.more_repeats is not None:
         option = f"--repeats {situation.more_repeats}"
-        lines.insert(0, f"Measure more repeats to decide ({option})")
+        purpose = f"Measure more repeats to decide ({option})"
+        if situation.noisy:
+            purpose = f"Close other programs and measure more repeats ({option})"
+        lines.insert(0, purpose)
     if situation.not_split is not None and found.part == IDLE:
         lines.append(capital(situation.not_split.next_step))
     late = situation.late
@@ -125,12 +151,17 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
         return _said(
             f"Measure a larger batch or model: tracing made a step {slowed:.1f}x as long, so no saving can be stated"
         )
-    actions = sorted(_actions(rows, situation), key=lambda action: -action.time_us)
+    actions = sorted(
+        _actions(rows, situation), key=lambda action: (not action.is_shown, -action.time_us)
+    )
     if not actions:
         return _said("Measure the cell again: its trace does not show where the step's time goes")
     first = actions[0]
     if first.time_us <= 0:
-        return _said("Nothing stands out: no waiting or communication could be removed", TRACED)
+        return _said(
+            "Nothing stands out: no waiting or communication could be removed",
+            f"{TRACED}; no interval",
+        )
     if first.share < NOTABLE_SAVING:
         of_step = f"{time(first.time_us)} ({first.share:.1%} of the step)"
         lines: tuple[str, ...] = (
@@ -244,7 +275,13 @@ def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
             yield Action(UNSPLIT, ledger.exposed_other_us, advice, step_us)
         return
     yield from _waiting(situation, ledger, ledger.exposed_wait_us)
-    yield Action(TRANSFER, ledger.exposed_transfer_us, _of_transfer(situation, ledger), step_us)
+    yield Action(
+        TRANSFER,
+        ledger.exposed_transfer_us,
+        _of_transfer(situation, ledger),
+        step_us,
+        bounds=ledger.intervals.get("exposed_transfer"),
+    )
     for kind, time_us in ledger.other_by_kind_us.items():
         if kind != "broadcast":
             advice = f"see which {kind} operations are exposed"
@@ -266,7 +303,8 @@ def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[A
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
     compare = f"no rank is always last{turns}; stop other programs, check input lengths and loader"
     if late is None:
-        yield Action(WAITING, wait_us, compare, step_us)
+        bounds = ledger.intervals.get("exposed_wait")
+        yield Action(WAITING, wait_us, compare, step_us, bounds=bounds)
         return
     if situation.late_samples is not None:
         advice = f"give the ranks equal batches: {situation.late_samples}"
@@ -284,6 +322,11 @@ def _of_transfer(situation: Situation, ledger: Ledger) -> str:
     messages, transfer_us = situation.messages, ledger.exposed_transfer_us or 0.0
     if messages is not None and messages.many and messages.small_transfer_us > transfer_us / 2:
         return fewer_messages(messages)
+    moved_bytes = situation.chosen.bytes_per_step
+    if moved_bytes is not None and moved_bytes < FEW_BYTES:
+        return (
+            f"larger batch, gradient accumulation: {show_bytes(moved_bytes)} are bound by latency"
+        )
     # else the traces do not show the parallelism
     if traits_of(situation.chosen.strategy).identified:
         return "larger batch, gradient accumulation, fp16 gradients, faster link"

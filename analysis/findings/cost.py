@@ -50,25 +50,30 @@ def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
     share = percent(exposed_us / ledger.traced_step_us)
     bounds = ledger.intervals.get("exposed")
     interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    step = with_article(scale.time(ledger.traced_step_us))
-    return f"communication adds {scale.time(exposed_us)}{interval} to {step} step, {share}"
+    step = f"{with_article(scale.time(ledger.traced_step_us))} step"
+    if ledger.tracer_us is not None:
+        untraced = scale.number(ledger.traced_step_us + ledger.tracer_us)
+        step = (
+            f"{with_article(scale.time(ledger.traced_step_us))} traced step ({untraced} untraced)"
+        )
+    return f"communication adds {scale.time(exposed_us)}{interval} to {step}, {share}"
 
 
 def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
     exposed_us = ledger.exposed_us or 0.0
     kinds = ledger.other_by_kind_us
-    parts = []
+    times_us = {}
     if ledger.is_split:
-        parts = [
-            f"{scale.number(ledger.exposed_wait_us or 0.0)} waiting for late ranks",
-            f"{scale.number(ledger.exposed_transfer_us or 0.0)} moving data",
-        ]
-    parts += [
-        f"{scale.number(time_us)} other ({_KINDS.get(kind, kind)})"
+        times_us["waiting for late ranks"] = ledger.exposed_wait_us or 0.0
+        times_us["moving data"] = ledger.exposed_transfer_us or 0.0
+    times_us |= {
+        f"other ({_KINDS.get(kind, kind)})": time_us
         for kind, time_us in kinds.items()
         if time_us > _NOTHING * exposed_us
-    ]
+    }
+    numbers = scale.alike(list(times_us.values()))
+    parts = [f"{number} {name}" for number, name in zip(numbers, times_us, strict=True)]
     unmatched = not ledger.is_split and not set(kinds) <= {"copy", "broadcast", "reduce"}
     if unmatched:
         return f", waiting included: {not_split}"

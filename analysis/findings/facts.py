@@ -2,7 +2,7 @@
 what limits it, and a few lines for each question.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dpscope.analysis.stats.samples import Estimate, Interval, verdict
@@ -20,7 +20,7 @@ QUESTIONS = {
     "late": "Which rank is late?",
     "next": "What to do next?",
 }
-TRACED = "means of the traced steps; no interval"
+TRACED = "means of the traced steps"
 TIMED = "medians of the timed steps"
 
 
@@ -115,6 +115,16 @@ class Scale:
     def number(self, time_us: float) -> str:
         """Without the unit, which the line states once."""
         return digits(time_us / self.divisor)
+
+    def alike(self, times_us: Sequence[float]) -> list[str]:
+        """Without the unit, all with the decimals of the largest.
+
+        >>> Scale([37400.0]).alike([11.7, 3520.0, 0.0])
+        ['0.0', '3.5', '0']
+        """
+        largest = self.number(max(times_us, default=0.0))
+        decimals = len(largest.partition(".")[2])
+        return [f"{us / self.divisor:,.{decimals}f}" if us else "0" for us in times_us]
 
     def time(self, time_us: float) -> str:
         """With the unit."""

@@ -16,6 +16,8 @@ SLOWED = 1.5  # traced over untraced step, above which no share of a step and no
 # traced over untraced step that is reported, and its inverse: tracing shortens no step
 TRACER_COST = 1.15
 
+# of a step: the size of DDP's first bucket; so few are bound by latency
+FEW_BYTES = 1 << 20
 JOIN_MESSAGES = "join or drop some (gradients one by one, synchronised norms, metrics)"
 
 

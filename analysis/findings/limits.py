@@ -17,6 +17,7 @@ from dpscope.profiling.records.strategies import traits_of
 
 # largest over smallest median of a cell's repeats, above which a warning precedes all facts
 REPEATS_APART = 1.3
+NOISY = "NOISY"
 _CALIBRATED = "each calibrated size predicted by a fit of the others; 90% of the errors are smaller"
 
 
@@ -30,7 +31,7 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
     if noisy := _noisy(run, comparison, case):
         apart = f"{REPEATS_APART - 1:.0%}"
         differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
-        yield _limit("NOISY", differ, basis="median untraced step of each repeat")
+        yield _limit(NOISY, differ, basis="median untraced step of each repeat")
     if drifts := [*_drifts(run, comparison, case)]:
         yield _limit("DRIFT", *drifts, basis="least squares; medians of the timed steps")
     noise = noisy_calibration(comparison)

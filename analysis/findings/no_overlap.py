@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpscope.analysis.findings.ledger_text import JOIN_MESSAGES
+from dpscope.analysis.findings.ledger_text import FEW_BYTES, JOIN_MESSAGES
 from dpscope.analysis.runs.cell_findings import SUSPECT, more_samples
 from dpscope.analysis.text.units import show_bytes, show_share, show_time
 from dpscope.analysis.traces.ranks.job import Job
@@ -20,15 +20,13 @@ from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 LITTLE = 0.3  # hidden share of communication, below which there is a finding...
-# ...if at least this share of a step is exposed; also the least lateness of a straggler
-NOTABLE = 0.05
+_NOTABLE = 0.05  # ...if at least this share of a step is exposed
 _BEFORE = 0.3  # of communication, in broadcasts or all-gathers that compute waits for
 _NOTHING_LAUNCHED = 0.3  # of a step, in which a device has nothing to run
 # of the largest bucket's bytes: a metric or the map of unused parameters rather than gradients
 _SMALL_BUCKET = 0.01
 MOST = 0.5  # of a whole
 LATE = 0.8  # of a step's compute: little is left to hide a bucket that is ready later
-_SMALL = 1 << 20  # bytes: the size of DDP's first bucket
 _NAMED = 4  # buckets in a message
 
 
@@ -202,7 +200,7 @@ def no_overlap_finding(data: Job) -> Iterator[Finding]:
         return
     means = evidence.means
     communication_us, hidden_us = means["communication_us"], means["hidden_us"]
-    notable = means["exposed_us"] >= NOTABLE * means["step_us"]
+    notable = means["exposed_us"] >= _NOTABLE * means["step_us"]
     if not communication_us > 0 or hidden_us >= LITTLE * communication_us or not notable:
         return
     share = show_share(hidden_us / communication_us)
@@ -402,7 +400,7 @@ def _single_reduction(evidence: Evidence, size: float) -> tuple[str, str]:
         return "one_block", "reduce-scatter"
     if evidence.data.options.overlap == "off":
         return "overlap_off", "bucket"
-    return "few_bytes" if size < _SMALL else "one_bucket", "bucket"
+    return "few_bytes" if size < FEW_BYTES else "one_bucket", "bucket"
 
 
 def _late_buckets(evidence: Evidence) -> OverlapReason:
@@ -454,7 +452,7 @@ def straggler_finding(data: Job) -> Iterator[Finding]:
     if late is None or not late.significant or ledger is None:
         return
     step_us = ledger.traced_step_us
-    if late.lateness_us < NOTABLE * step_us:
+    if not late.is_notable(step_us):
         return
     samples = more_samples(data, late.rank)
     yield RunCode.STRAGGLER.finding(

@@ -20,6 +20,7 @@ from dpscope.analysis.findings.no_overlap import (
     waiting_findings,
 )
 from dpscope.analysis.findings.predictions import prediction_findings
+from dpscope.analysis.runs.cell_findings import repeats_apart
 from dpscope.analysis.runs.run_data import RunData, repeat_findings
 from dpscope.analysis.runs.variant_savings import variant_findings
 from dpscope.analysis.text.units import show_share
@@ -81,9 +82,15 @@ def _of_traces(run: RunData, comparison: Comparison) -> Iterator[Finding]:
 
 
 def recorded_findings(run: RunData) -> Iterator[Finding]:
-    """What is known of a run, or of traces alone, before its cells are compared."""
+    """What is known of a run, or of traces alone, before its cells are compared; first of the cell
+    whose repeats differ most.
+    """
     yield from run.recorded.findings if run.recorded is not None else ()
-    for name, data in run.cells.items():
+
+    def apart(cell: tuple[str, Job]) -> float:
+        return repeats_apart(cell[1].step_samples())
+
+    for name, data in sorted(run.cells.items(), key=apart, reverse=True):
         yield from data.findings
         yield from _not_measured(name, data)
 

@@ -18,7 +18,7 @@ from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
 from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, ends, percent
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
-from dpscope.analysis.findings.limits import limits, on_shared_cores, timed_rows
+from dpscope.analysis.findings.limits import NOISY, limits, on_shared_cores, timed_rows
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
@@ -26,6 +26,8 @@ from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
 from dpscope.analysis.text.units import sentence, with_article
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.analysis.traces.ranks.lateness import LateRank
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.parallelism import NO_BACKWARD, parallelism_name
 from dpscope.profiling.records.finding import Finding, counted, grouped
 from dpscope.profiling.records.plan_codes import PlanCode
@@ -56,7 +58,7 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     known_row = row or CellRow(cell=data.name, strategy=data.strategy, devices=data.devices)
     situation = Situation(
         replace(known_row, ledger=ledger),
-        late=data.late,
+        late=_notable_late(data, ledger),
         on_device=data.on_device,
         messages=data.messages,
         last=data.last_rank,
@@ -181,9 +183,11 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     data = run.cells[chosen.cell]
     gain = gain_of(run, comparison, chosen.cell)
     which, strategy = _which(comparison, chosen, gap, gain)
-    late = data.late if slowed_by_tracing(chosen) is None else None
+    late = _notable_late(data, chosen.ledger) if slowed_by_tracing(chosen) is None else None
     shown = None if gain is None else _direction(gain)
     undecided = gain is not None and shown not in ("above", "below")
+    limiting = tuple(limits(run, comparison, case))
+    noisy = any(limit.label == NOISY for limit in limiting)
     situation = Situation(
         chosen,
         late,
@@ -192,14 +196,15 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         data.last_rank,
         comparison.knows_options,
         slower=shown == "below",
-        more_repeats=_more_repeats(run) if undecided else None,
+        more_repeats=_more_repeats(run) if undecided or noisy else None,
+        noisy=noisy,
         launch_bound=any(finding.code == TraceCode.LAUNCH_BOUND.code for finding in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
-        add_baseline=_add_baseline(run, comparison) if gain is None else None,
+        add_baseline=_add_baseline(run, comparison, chosen) if gain is None else None,
     )
     begun = Verdict(
         _setting(run, comparison, data),
-        tuple(limits(run, comparison, case)),
+        limiting,
         (which,),
         strategy=strategy,
         cells=tuple(row.cell for row in case),
@@ -207,11 +212,25 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     return _about(begun, data, situation, _alike(comparison, chosen), with_shortcuts=True)
 
 
-def _add_baseline(run: RunData, comparison: Comparison) -> str | None:
-    """How to measure one device, by the finding that it is missing."""
+def _notable_late(data: Job, ledger: Ledger | None) -> LateRank | None:
+    """The late rank, if the others lose as much to it as to a straggler."""
+    late = data.late
+    if late is None or ledger is None or not late.is_notable(ledger.traced_step_us):
+        return None
+    return late
+
+
+def _add_baseline(run: RunData, comparison: Comparison, chosen: CellRow) -> str | None:
+    """How to measure one device, by the finding that it is missing, else by the options of a
+    run.
+    """
     findings = (*run.manifest.findings, *no_baseline(run, comparison))
     missing = (finding for finding in findings if finding.code == PlanCode.NO_BASELINE.code)
-    return next((evidence.next_step for evidence in missing), None)
+    by_options = None
+    if comparison.knows_options:
+        devices = f"--devices 1,{chosen.devices}"
+        by_options = f"measure one device, too: --strategy single,{chosen.strategy} {devices}"
+    return next((evidence.next_step for evidence in missing), by_options)
 
 
 def _more_repeats(run: RunData) -> int:
@@ -343,10 +362,13 @@ def _which(
     """The fact about the strategy, and the strategy that it recommends."""
     name = traits_of(chosen.strategy).label
     where = devices_text(chosen.devices, chosen.nodes)
-    between = [_gap_line(gap)] if gap is not None and gap.ratio.value is not None else []
+    between, of_gap = list[str](), ""
+    if gap is not None and gap.ratio.value is not None:
+        between = [_gap_line(gap)]
+        of_gap = f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
     if gain is None:
         line, basis = _over_itself(comparison, chosen, where)
-        return Fact("which", "NO CHOICE", (line, *between), basis), None
+        return Fact("which", "NO CHOICE", (line, *between), f"{basis}{of_gap}"), None
     lines = [f"{where}: {_gain_line(chosen, gain)}"]
     lines += between
     label = "UNDECIDED"
@@ -360,17 +382,26 @@ def _which(
     elif shown == "above" and stand_in:
         label = "NO CHOICE"
         lines[0] = f"{name} on {lines[0]}"
-        lines.append(f"{name} stands in for {traits_of(stand_in).label} and exists only in dpscope")
+        lines.append(_stands_in(name, stand_in))
     elif shown == "above":
         label = f"USE {name}"
         strategy = chosen.strategy
         if gap is not None and _even(comparison, chosen, gap):
             label = f"USE DDP/{gap.dp_label}"
+        replaced = None if gap is None else traits_of(comparison.rows[gap.dp].strategy).stands_for
+        if gap is not None and replaced:
+            stands_in = _stands_in(gap.dp_label, replaced)
+            lines.append(f"{stands_in}: this run does not decide between DP and DDP on GPUs")
     else:
         lines[0] = f"{name} on {lines[0]}"
         if not gain.estimators_agree:
             lines.insert(1, f"estimates disagree: {gain.others_text}")
-    return Fact("which", label, tuple(lines), basis_of(gain.by_median)), strategy
+    basis = f"{name} against one device: {basis_of(gain.by_median)}{of_gap}"
+    return Fact("which", label, tuple(lines), basis), strategy
+
+
+def _stands_in(name: str, strategy: str) -> str:
+    return f"{name} stands in for {traits_of(strategy).label} and exists only in dpscope"
 
 
 def _even(comparison: Comparison, chosen: CellRow, gap: StrategyGap) -> bool:

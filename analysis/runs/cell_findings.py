@@ -30,7 +30,6 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     if not repeats:
         return
     pooled = np.concatenate(repeats)
-    medians = [float(np.median(repeat)) for repeat in repeats]
     lower, middle, upper = np.quantile(pooled, (0.25, 0.5, 0.75))
     spread = (upper - lower) / middle
     enough = len(pooled) >= FEWEST_SAMPLES
@@ -38,10 +37,10 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
         few = f"only {counted(len(pooled), 'timed step')}, so no interval"
         action = f"time at least {counted(FEWEST_SAMPLES, 'step')} (--steps)"
         yield RunCode.FEW_SAMPLES.finding(few, action, about=name)
-    apart = max(medians) / min(medians) - 1
+    apart = repeats_apart(repeats)
     unsteady = ""  # of several signs of a machine that was not quiet the worst
     if apart > REPEATS_APART:
-        unsteady = f"medians of its repeats differ by {apart:.0%}"
+        unsteady = f"repeats {apart:.0%} apart"
     elif enough and spread > WIDE_SPREAD:
         unsteady = f"the middle half of its steps spans {spread:.0%} of the median"
     elif enough:
@@ -49,6 +48,12 @@ def spread_findings(name: str, repeats: Sequence[Samples]) -> Iterator[Finding]:
     if unsteady:
         yield RunCode.WIDE_SPREAD.finding(unsteady, about=name)
     yield from _drift(name, repeats)
+
+
+def repeats_apart(repeats: Sequence[Samples]) -> float:
+    """By how much the largest median of a cell's repeats exceeds the smallest, as a share of it."""
+    medians = [float(np.median(repeat)) for repeat in repeats if len(repeat)]
+    return max(medians) / min(medians) - 1 if medians else 0.0
 
 
 def _outliers(repeats: Sequence[Samples]) -> str:

@@ -20,6 +20,7 @@ from dpscope.profiling.records.finding import counted
 MOST_CHANCE = 0.05
 # bytes: buffers of a model, whose transfer time is negligible next to a wait
 SMALL_BROADCAST = 1 << 20
+_NOTABLE_LATENESS = 0.05  # of a step
 _NAMED = 3  # ranks that take turns, in a message
 
 
@@ -327,6 +328,10 @@ class LateRank:
     @property
     def rank(self) -> int:
         return self.last.rank
+
+    def is_notable(self, step_us: float) -> bool:
+        """Whether each other rank loses a notable part of its step to it."""
+        return self.lateness_us >= _NOTABLE_LATENESS * step_us
 
     @property
     def significant(self) -> bool:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.actions import Next, Situation, next_fact
+from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, WAITING
 from tests.helpers.known import known
@@ -67,6 +69,41 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length(
     assert advice in line
     assert line.lower().startswith(f"{part} ({length}): ")
     assert known(found.saves_us) == 1e3 * float(length.split()[0])
+
+
+def with_interval(part: str, low_us: float, high_us: float, **values: Any) -> CellRow:
+    """A row whose ledger has the interval of a part."""
+    row = cell("ddp", 4, 32, **values)
+    ledger = replace(known(row.ledger), intervals={part: Interval(low_us, high_us)})
+    return replace(row, ledger=ledger)
+
+
+def test_a_part_whose_interval_includes_0_comes_after_those_that_are_significant() -> None:
+    """20 of 100 ms transfer; idle for 10 ms."""
+    advised = []
+    for low_us in (0.0, 1.0):
+        row = with_interval("exposed_transfer", low_us, 40e3, idle_us=10e3)
+        advised.append(next_fact([row], Situation(row, None, on_device=True)))
+    assert [found.part for found in advised] == [IDLE, TRANSFER]
+    assert advised[1].fact.basis.endswith("; 95% interval 0.001 to 40.0 ms")
+    assert advised[0].fact.basis.endswith("; no interval")
+    row = with_interval("exposed_transfer", 0.0, 40e3)
+    (line,) = next_fact([row], Situation(row, None, on_device=True)).fact.lines
+    assert line.startswith("Exposed transfer (20.0 of 100 ms, 20%, not significant): ")
+
+
+def test_few_bytes_are_bound_by_latency_which_no_faster_link_removes() -> None:
+    few, many = (following(bytes_per_step=size).fact.lines[0] for size in (2.0**20 - 1, 2.0**20))
+    assert few.endswith(": larger batch, gradient accumulation: 1.05 MB are bound by latency")
+    assert many.endswith("fp16 gradients, faster link")
+
+
+def test_a_noisy_run_is_first_measured_again() -> None:
+    row = cell("ddp", 4, 32)
+    noisy = Situation(row, None, on_device=True, more_repeats=10, noisy=True)
+    first, second = next_fact([row], noisy).fact.lines
+    assert first == "1. Close other programs and measure more repeats (--repeats 10)"
+    assert second.startswith("2. Exposed transfer")
 
 
 def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() -> None:

@@ -64,7 +64,7 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
     verdict = run_verdict(run, compared)
     cost, action = said(verdict, "cost"), said(verdict, "next")
     findings = [one.message for one in conclusions(run, compared) if one.code == "no_overlap"]
-    assert ("step, 50%" in cost) == stated
+    assert ("untraced), 50%" in cost) == stated
     assert (", 50%)" in action) == stated
     assert any("hidden" in one for one in findings) == stated
     if not stated:
