@@ -1,6 +1,7 @@
 """Efficiency over devices: predicted, with bands, and measured."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,17 +12,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _IDEAL = 100  # percent
+_TITLE_WIDTH = 70  # characters
 _LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
 
 
 class Efficiencies(NamedTuple):
     """`predicted` from the cell of name `base`: devices, efficiency and the ends of its band;
-    `measured`: without a band.
+    `measured`: without a band. `limits`: what makes predictions too good, by devices.
     """
 
     base: str = ""
     predicted: Sequence[tuple[int, float, float, float]] = ()
     measured: Sequence[tuple[int, float]] = ()
+    limits: Sequence[str] = ()
 
 
 def efficiency_figure(of: Efficiencies) -> "Figure | None":
@@ -45,4 +48,6 @@ def efficiency_figure(of: Efficiencies) -> "Figure | None":
     if axes.get_ylim()[1] > _IDEAL:
         axes.axhline(_IDEAL, color="black", linestyle=":", label="ideal: 100%")
     axes.margins(x=0.05)
+    if of.limits:
+        axes.set_title("\n".join(fill(literal(limit), _TITLE_WIDTH) for limit in of.limits))
     return drawn

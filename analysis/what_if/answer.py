@@ -114,7 +114,8 @@ class RunAnswer:
             lowest = alone_us / prediction.high_us
             highest = alone_us / prediction.low_us
             predicted.append((prediction.devices, prediction.efficiency, lowest, highest))
-        return Efficiencies(self.question.base.name, sorted(predicted), self.measured_efficiencies)
+        base = self.question.base.name
+        return Efficiencies(base, sorted(predicted), self.measured_efficiencies, self.limits)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:
@@ -332,8 +333,8 @@ def facts(answer: RunAnswer) -> list[str]:
     mean = f"{show(replayed_us, _MS)} ms on average"
     replayed = f"{windows}, the nearest to the median ({mean})"
     lines = [
-        answer.base_line,
         *answer.limits,
+        answer.base_line,
         layout(answer),
         f"Replay: reproduces {replayed}, within {error:.2f}%.",
         *(

@@ -21,3 +21,11 @@ def test_a_line_with_its_band_and_the_measured_points() -> None:
     }
     heights = np.asarray(figure.axes[0].collections[0].get_paths()[0].vertices)[:, 1]
     assert [heights.min(), heights.max()] == pytest.approx([64, 90])
+
+
+def test_what_makes_predictions_too_good_is_the_title() -> None:
+    too_good = Efficiencies(
+        "ddp-d2-b8", POINTS, limits=["8 devices: too optimistic for this host."]
+    )
+    assert known(efficiency_figure(too_good)).axes[0].get_title() == too_good.limits[0]
+    assert not known(efficiency_figure(Efficiencies("ddp-d2-b8", POINTS))).axes[0].get_title()
