@@ -361,6 +361,13 @@ def measured_bus_gb_per_s(calibration: Calibration, fit: CollectiveFit) -> float
     return None
 
 
+def with_measured(fitted: str, measured_gb_per_s: float | None) -> str:
+    """The words of a fitted rate, with what was measured at its size where that is stored."""
+    if measured_gb_per_s is None:
+        return fitted
+    return f"{fitted}, {measured_gb_per_s:.3g} as measured there"
+
+
 def is_noisy(fit: CollectiveFit) -> bool:
     """Whether sizes are predicted from the others too badly to rely on."""
     error = fit.prediction_relative_error

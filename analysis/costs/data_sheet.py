@@ -5,7 +5,11 @@ And what people divide by who use that formula.
 
 from dataclasses import dataclass
 
-from dpscope.analysis.costs.calibration_fit import largest_bus_gb_per_s, measured_bus_gb_per_s
+from dpscope.analysis.costs.calibration_fit import (
+    largest_bus_gb_per_s,
+    measured_bus_gb_per_s,
+    with_measured,
+)
 from dpscope.analysis.costs.cost import Basis, Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor, moved_as, ring_us
 from dpscope.analysis.stats.missing import Missing
@@ -67,13 +71,12 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
     rate = largest_bus_gb_per_s(fit)
     if rate is None:
         return None
+    measured = measured_bus_gb_per_s(calibration, fit)
     by = "the bus bandwidth by"
     if moved_as(kind, calibration.backend) != kind:
         # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the
         # formula's rate
         by = "with which the formula takes as long as"
-    size = show_bytes(fit.largest_bytes)
-    measured = measured_bus_gb_per_s(calibration, fit)
-    timed = "" if measured is None else f", {measured:.3g} as measured there"
-    description = f"{rate:.3g} GB/s, {by} the calibration's fit at {size}{timed} (no link is known)"
+    fitted = f"{rate:.3g} GB/s, {by} the calibration's fit at {show_bytes(fit.largest_bytes)}"
+    description = f"{with_measured(fitted, measured)} (no link is known)"
     return RingRate(rate, "calibration", description, kind, measured)

@@ -49,5 +49,7 @@ def efficiency_figure(of: Efficiencies) -> "Figure | None":
         axes.axhline(_IDEAL, color="black", linestyle=":", label="ideal: 100%")
     axes.margins(x=0.05)
     if of.limits:
-        axes.set_title("\n".join(fill(literal(limit), _TITLE_WIDTH) for limit in of.limits))
+        limits = literal(" ".join(of.limits))
+        title = fill(limits, _TITLE_WIDTH)
+        axes.set_title(title)
     return drawn

@@ -9,7 +9,6 @@ from dpscope.analysis.findings.cost import MOSTLY
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
 from dpscope.analysis.findings.ledger_text import FEW_BYTES, fewer_messages, slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
-from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import (
     IDLE,
@@ -91,13 +90,14 @@ class Action:
     @property
     def line(self) -> str:
         """What it is about, and the advice."""
+        part = capital(self.part)
+        if not self.is_significant:
+            return f"{part} (not significant): {self.advice}"
         scale = Scale([self.time_us, self.step_us])
         own, step = scale.number(self.time_us), scale.time(self.step_us)
         share = percent(self.share)
         of_step = f"{own} of {step}, {share}"
-        if not self.is_significant:
-            of_step += ", not significant"
-        return f"{capital(self.part)} ({of_step}): {self.advice}"
+        return f"{part} ({of_step}): {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,7 @@ def _of_transfer(situation: Situation, ledger: Ledger) -> str:
         return fewer_messages(messages)
     moved_bytes = situation.chosen.bytes_per_step
     if moved_bytes is not None and moved_bytes < FEW_BYTES:
-        return (
-            f"larger batch, gradient accumulation: {show_bytes(moved_bytes)} are bound by latency"
-        )
+        return "larger batch or accumulation"  # no faster link: they are bound by latency
     # else the traces do not show the parallelism
     if traits_of(situation.chosen.strategy).identified:
         return "larger batch, gradient accumulation, fp16 gradients, faster link"

@@ -50,34 +50,44 @@ def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
     share = percent(exposed_us / ledger.traced_step_us)
     bounds = ledger.intervals.get("exposed")
     interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    step = f"{with_article(scale.time(ledger.traced_step_us))} step"
-    if ledger.tracer_us is not None:
-        untraced = scale.number(ledger.traced_step_us + ledger.tracer_us)
-        step = (
-            f"{with_article(scale.time(ledger.traced_step_us))} traced step ({untraced} untraced)"
-        )
-    return f"communication adds {scale.time(exposed_us)}{interval} to {step}, {share}"
+    step = _traced_step(ledger, scale)
+    added = scale.time(exposed_us)
+    return f"communication adds {added}{interval} to {step}, {share}"
+
+
+def _traced_step(ledger: Ledger, scale: Scale) -> str:
+    """The step that the parts are of, next to the untraced one where that was timed."""
+    traced = with_article(scale.time(ledger.traced_step_us))
+    if ledger.tracer_us is None:
+        return f"{traced} step"
+    untraced_us = ledger.traced_step_us + ledger.tracer_us
+    untraced = scale.number(untraced_us)
+    return f"{traced} traced step ({untraced} untraced)"
 
 
 def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
-    exposed_us = ledger.exposed_us or 0.0
-    kinds = ledger.other_by_kind_us
+    times_us = _notable_parts_us(ledger)
+    numbered = zip(scale.alike(list(times_us.values())), times_us, strict=True)
+    parts = [f"{number} {name}" for number, name in numbered]
+    kinds = set(ledger.other_by_kind_us)
+    if not ledger.is_split and not kinds <= {"copy", "broadcast", "reduce"}:
+        return f", waiting included: {not_split}"
+    return f": {', '.join(parts)}" if parts and ledger.exposed_us else ""
+
+
+def _notable_parts_us(ledger: Ledger) -> dict[str, float]:
+    """Parts of the exposed communication by their names on the screen."""
     times_us = {}
     if ledger.is_split:
         times_us["waiting for late ranks"] = ledger.exposed_wait_us or 0.0
         times_us["moving data"] = ledger.exposed_transfer_us or 0.0
-    times_us |= {
-        f"other ({_KINDS.get(kind, kind)})": time_us
-        for kind, time_us in kinds.items()
-        if time_us > _NOTHING * exposed_us
-    }
-    numbers = scale.alike(list(times_us.values()))
-    parts = [f"{number} {name}" for number, name in zip(numbers, times_us, strict=True)]
-    unmatched = not ledger.is_split and not set(kinds) <= {"copy", "broadcast", "reduce"}
-    if unmatched:
-        return f", waiting included: {not_split}"
-    return f": {', '.join(parts)}" if parts and exposed_us else ""
+    least_us = _NOTHING * (ledger.exposed_us or 0.0)
+    for kind, time_us in ledger.other_by_kind_us.items():
+        if time_us > least_us:
+            name = _KINDS.get(kind, kind)
+            times_us[f"other ({name})"] = time_us
+    return times_us
 
 
 def device_use(ledger: Ledger, scale: Scale) -> str:

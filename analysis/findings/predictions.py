@@ -96,14 +96,14 @@ def noisy_calibration(comparison: Comparison) -> Finding | None:
         return None
     used = {(collective.kind, collective.ranks) for collective in comparison.predictions}
     errors = [
-        f"{fit.prediction_relative_error:.0%} ({fit.collective} on {fit.devices} devices)"
+        f"{fit.prediction_relative_error:.0%} ({fit.collective}, {fit.devices} devices)"
         for fit in calibration.fits
         if fit.statistic == "slowest" and (fit.collective, fit.devices) in used and is_noisy(fit)
     ]
     if not errors:
         return None
     return RunCode.CALIBRATION_NOISY.finding(
-        f"the calibration's own sizes, predicted from each other, are off by up to {', '.join(errors)}"
+        f"calibrated sizes predict each other to {', '.join(errors)}"
     )
 
 
@@ -133,31 +133,40 @@ def cells_off(
     they are a notable part of a step's transfers, small ones being mostly latency, and if more is
     off than the noise of all transfers.
     """
-
-    def is_off(error: float | None) -> bool:
-        return error is not None and abs(error) > PREDICTION_TOLERANCE
-
     for row in comparison.rows.values():
         off = [
             name
             for name in _WHAT
-            if is_off(row.number(f"predicted_{name}_error")) and not _within_noise(row, name)
+            if _is_off(row.number(f"predicted_{name}_error")) and not _within_noise(row, name)
         ]
-        least_us = NOTABLE * (row.transfer_us or 0.0)
-        noise_us = _transfer_noise_us(row)
-        single = []
-        for collective in comparison.predictions:
-            if collective.cell != row.cell or not is_off(collective.relative_error):
-                continue
-            measured_us = collective.per_step * (collective.measured_us or 0.0)
-            error_us = abs(collective.relative_error or 0.0) * measured_us
-            if measured_us > least_us and error_us > noise_us:
-                single.append(collective)
+        single = [*_single_off(comparison, row)]
         if off or single:
             yield row, off, single
 
 
+def _is_off(error: float | None) -> bool:
+    """Whether a relative error is known and large."""
+    return error is not None and abs(error) > PREDICTION_TOLERANCE
+
+
+def _single_off(comparison: Comparison, row: CellRow) -> Iterator[CollectivePrediction]:
+    """The collectives of a cell that are off, in order."""
+    least_us = NOTABLE * (row.transfer_us or 0.0)
+    noise_us = _transfer_noise_us(row)
+    for collective in comparison.predictions:
+        if collective.cell != row.cell:
+            continue
+        error = collective.relative_error
+        if error is None or not _is_off(error):
+            continue
+        measured_us = collective.per_step * (collective.measured_us or 0.0)
+        error_us = abs(error) * measured_us
+        if measured_us > least_us and error_us > noise_us:
+            yield collective
+
+
 def _within_noise(row: CellRow, name: str) -> bool:
+    """Whether the prediction of a quantity lies within the interval of what was measured."""
     bounds, predicted_us = row.interval(f"{name}_us"), row.number(f"predicted_{name}_us")
     if bounds is None or predicted_us is None:
         return False

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.facts import TIMED, Fact, Scale
+from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.text.units import NA
@@ -34,9 +34,10 @@ def shortcuts_fact(row: CellRow, data: Job) -> Fact:
 
 
 def _means(row: CellRow) -> str:
-    has_interval = row.interval("exposed_us") or row.interval("transfer_us")
-    interval = "intervals from how the repeats differ" if has_interval else "no interval"
-    return f"means of the traced steps, {interval}"
+    intervals = row.interval("exposed_us"), row.interval("transfer_us")
+    if intervals == (None, None):
+        return f"{TRACED}, no interval"
+    return f"{TRACED}, intervals from how the repeats differ"
 
 
 def _subtraction(row: CellRow, data: Job) -> str:
@@ -148,14 +149,17 @@ def _rates(row: CellRow, of_link: bool) -> str:
     rates = _numbers(rate.gb_per_s for rate in row.ring_rates)
     if of_link:
         return f"the link's {rates} GB/s"
+    fitted = f"{rates} GB/s (calibration's fit"
     measured = _numbers(rate.measured_gb_per_s for rate in row.ring_rates)
-    timed = f", {measured} measured" if measured else ""
-    return f"{rates} GB/s (calibration's fit{timed})"
+    if not measured:
+        return f"{fitted})"
+    return f"{fitted}, {measured} measured)"
 
 
 def _numbers(rates: Iterable[float | None]) -> str:
     """The known ones, each once."""
-    return " and ".join(dict.fromkeys(f"{rate:.3g}" for rate in rates if rate is not None))
+    shown = [f"{rate:.3g}" for rate in rates if rate is not None]
+    return " and ".join(dict.fromkeys(shown))
 
 
 def _around(ring_us: float, transfer_us: float, bounds: Interval | None) -> Interval | None:

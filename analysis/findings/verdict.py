@@ -35,7 +35,7 @@ from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _DECIDING_REPEATS = 5
-STAND_IN = "CPU stand-in for DataParallel: not valid for GPUs."
+STAND_IN = "CPU stand-in for DataParallel, which cannot be chosen: not valid for GPUs."
 CPU_TRACES = "CPU traces: compute and communication shared the cores; not valid for GPUs."
 _LOST = (
     TraceCode.NO_KERNELS.code,
@@ -183,12 +183,30 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     data = run.cells[chosen.cell]
     gain = gain_of(run, comparison, chosen.cell)
     which, strategy = _which(comparison, chosen, gap, gain)
-    late = _notable_late(data, chosen.ledger) if slowed_by_tracing(chosen) is None else None
+    limiting = tuple(limits(run, comparison, case))
+    noisy = NOISY in {limit.label for limit in limiting}
+    situation = _situation(run, comparison, chosen, gain, noisy)
+    begun = Verdict(
+        _setting(run, comparison, data),
+        limiting,
+        (which,),
+        strategy=strategy,
+        cells=tuple(row.cell for row in case),
+    )
+    return _about(begun, data, situation, _alike(comparison, chosen), with_shortcuts=True)
+
+
+def _situation(
+    run: RunData, comparison: Comparison, chosen: CellRow, gain: Gain | None, noisy: bool
+) -> Situation:
+    """What the next step after a run depends on."""
+    data = run.cells[chosen.cell]
+    late = None
+    if slowed_by_tracing(chosen) is None:
+        late = _notable_late(data, chosen.ledger)
     shown = None if gain is None else _direction(gain)
     undecided = gain is not None and shown not in ("above", "below")
-    limiting = tuple(limits(run, comparison, case))
-    noisy = any(limit.label == NOISY for limit in limiting)
-    situation = Situation(
+    return Situation(
         chosen,
         late,
         run.device_type != "cpu",
@@ -202,14 +220,6 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
         late_samples=more_samples(data, late.rank) if late is not None else None,
         add_baseline=_add_baseline(run, comparison, chosen) if gain is None else None,
     )
-    begun = Verdict(
-        _setting(run, comparison, data),
-        limiting,
-        (which,),
-        strategy=strategy,
-        cells=tuple(row.cell for row in case),
-    )
-    return _about(begun, data, situation, _alike(comparison, chosen), with_shortcuts=True)
 
 
 def _notable_late(data: Job, ledger: Ledger | None) -> LateRank | None:
@@ -362,10 +372,8 @@ def _which(
     """The fact about the strategy, and the strategy that it recommends."""
     name = traits_of(chosen.strategy).label
     where = devices_text(chosen.devices, chosen.nodes)
-    between, of_gap = list[str](), ""
-    if gap is not None and gap.ratio.value is not None:
-        between = [_gap_line(gap)]
-        of_gap = f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
+    between = [_gap_line(gap)] if gap is not None and gap.ratio.value is not None else []
+    of_gap = "" if gap is None else f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
     if gain is None:
         line, basis = _over_itself(comparison, chosen, where)
         return Fact("which", "NO CHOICE", (line, *between), f"{basis}{of_gap}"), None
@@ -382,26 +390,18 @@ def _which(
     elif shown == "above" and stand_in:
         label = "NO CHOICE"
         lines[0] = f"{name} on {lines[0]}"
-        lines.append(_stands_in(name, stand_in))
+        lines.append(f"{name} stands in for {traits_of(stand_in).label} and exists only in dpscope")
     elif shown == "above":
         label = f"USE {name}"
         strategy = chosen.strategy
         if gap is not None and _even(comparison, chosen, gap):
             label = f"USE DDP/{gap.dp_label}"
-        replaced = None if gap is None else traits_of(comparison.rows[gap.dp].strategy).stands_for
-        if gap is not None and replaced:
-            stands_in = _stands_in(gap.dp_label, replaced)
-            lines.append(f"{stands_in}: this run does not decide between DP and DDP on GPUs")
     else:
         lines[0] = f"{name} on {lines[0]}"
         if not gain.estimators_agree:
             lines.insert(1, f"estimates disagree: {gain.others_text}")
     basis = f"{name} against one device: {basis_of(gain.by_median)}{of_gap}"
     return Fact("which", label, tuple(lines), basis), strategy
-
-
-def _stands_in(name: str, strategy: str) -> str:
-    return f"{name} stands in for {traits_of(strategy).label} and exists only in dpscope"
 
 
 def _even(comparison: Comparison, chosen: CellRow, gap: StrategyGap) -> bool:

@@ -1,5 +1,6 @@
 """The output of a calibration: nccl-tests' tables, fits, figure, and the file."""
 
+from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
@@ -68,17 +69,22 @@ def calibration_answers(calibration: Calibration) -> list[str]:
     lines = []
     if rates:
         lines.append(f"Bus bandwidth at the largest size: {', '.join(rates)}.")
-    errors = []
-    for fit in calibration.fits:
-        if fit.statistic == "slowest" and is_noisy(fit):
-            devices, error = _devices(fit), fit.prediction_relative_error
-            errors.append(f"{fit.collective} on {devices} devices {error:.0%}")
+    errors = ", ".join(_unreliable(calibration))
     if errors:
         lines.append(
-            f"NOISY: sizes predicted from the others are off by up to {', '.join(errors)}: "
+            f"NOISY: sizes predicted from the others are off by up to {errors}: "
             "close other programs, or raise --iterations, and calibrate again."
         )
     return lines
+
+
+def _unreliable(calibration: Calibration) -> Iterator[str]:
+    """The fits that do not even predict the sizes they were made of, with their errors."""
+    for fit in calibration.fits:
+        if fit.statistic == "slowest" and is_noisy(fit):
+            devices = _devices(fit)
+            error = fit.prediction_relative_error
+            yield f"{fit.collective} on {devices} devices {error:.0%}"
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:

@@ -115,7 +115,8 @@ class RunAnswer:
             highest = alone_us / prediction.low_us
             predicted.append((prediction.devices, prediction.efficiency, lowest, highest))
         base = self.question.base.name
-        return Efficiencies(base, sorted(predicted), self.measured_efficiencies, self.limits)
+        measured = self.measured_efficiencies
+        return Efficiencies(base, sorted(predicted), measured, self.limits)
 
     @property
     def measured_efficiencies(self) -> list[tuple[int, float]]:

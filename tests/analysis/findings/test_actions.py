@@ -89,12 +89,12 @@ def test_a_part_whose_interval_includes_0_comes_after_those_that_are_significant
     assert advised[0].fact.basis.endswith("; no interval")
     row = with_interval("exposed_transfer", 0.0, 40e3)
     (line,) = next_fact([row], Situation(row, None, on_device=True)).fact.lines
-    assert line.startswith("Exposed transfer (20.0 of 100 ms, 20%, not significant): ")
+    assert line.startswith("Exposed transfer (not significant): ")
 
 
 def test_few_bytes_are_bound_by_latency_which_no_faster_link_removes() -> None:
     few, many = (following(bytes_per_step=size).fact.lines[0] for size in (2.0**20 - 1, 2.0**20))
-    assert few.endswith(": larger batch, gradient accumulation: 1.05 MB are bound by latency")
+    assert few.endswith(": larger batch or accumulation")
     assert many.endswith("fp16 gradients, faster link")
 
 

@@ -116,7 +116,7 @@ def test_a_prediction_within_the_interval_of_what_was_measured_is_not_off() -> N
 
 
 def calibrated(error: float | None) -> Costs:
-    """All-reduces on two ranks, whose sizes predict each other within this error."""
+    """All-reduces on two ranks, whose sizes predict each other to this error."""
     made = calibration({"all_reduce": (50.0, 10.0)})
     fits = [
         msgspec.structs.replace(fit, prediction_relative_error=error, statistic="slowest")
@@ -133,7 +133,7 @@ def test_a_noisy_calibration_is_a_finding_and_a_reason() -> None:
     )
     finding, off = prediction_findings(noisy)
     assert (finding.code, finding.severity) == ("calibration_noisy", "warning")
-    assert finding.message.endswith("are off by up to 51% (all_reduce on 2 devices)")
+    assert finding.message.endswith("predict each other to 51% (all_reduce, 2 devices)")
     assert off.message.endswith("(-50%); the calibration is noisy")
     (note,) = off_notes(noisy)
     times = "transfers 300 µs a step, measured 600 µs (-50%)"

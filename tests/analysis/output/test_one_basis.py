@@ -107,7 +107,8 @@ def test_the_verdict_is_of_the_ledger_and_its_intervals(report: Report) -> None:
             assert bounds.high - value_us > value_us, name
         else:
             assert (bounds.low + bounds.high) / 2 == pytest.approx(value_us), name
-    (noisy,) = verdict.limits
+    noisy, of_calibration = verdict.limits
+    assert of_calibration.label == "NOISY FIT"
     assert noisy.label == "NOISY"
     assert "dp-host-d2-b128 32.5 to 45.8 ms" in noisy.text
     assert verdict.shown[0] == noisy  # before any conclusion
