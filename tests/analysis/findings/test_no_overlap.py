@@ -154,6 +154,9 @@ def test_the_engine_that_may_serialise() -> None:
     )
     assert reason.name == "engine"
     assert list(texts(with_tables(data, collectives=held))) == ["held_compute"]
+    # of 3 x 10 ms as much explains it as is exposed
+    longer = overlap_reasons(with_tables(suspected, collectives=held.assign(held_us=10e3)))
+    assert [one.explains_us for one in longer] == [19e3]
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("broadcast", "ddp"), ("all_gather", "fsdp")])

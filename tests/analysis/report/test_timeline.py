@@ -47,24 +47,28 @@ def reduced(rank: int, start: float, duration: float, wait: float) -> dict[str, 
     }  # fmt: skip
 
 
-def two_ranks() -> Job:
-    """Rank 1's clock is 40 us ahead of rank 0's: the same end reads 200 there and 240 here."""
+def two_ranks(ahead_us: float = 40.0, **changes: object) -> Job:
+    """Rank 1's clock is ahead of rank 0's by so much: the same end reads 200 there, 240 here."""
+    began, ended = 170.0 + ahead_us, 200.0 + ahead_us
     collectives = traced_table(
-        "collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, 210.0, 30.0, 0.0)]
+        "collectives", [reduced(0, 150.0, 50.0, 20.0), reduced(1, began, 30.0, 0.0)]
     )
     later = device(
-        compute=((140.0, 210.0),), communication=((210.0, 240.0),), exposed=((210.0, 240.0),)
+        compute=((100.0 + ahead_us, began),),
+        communication=((began, ended),),
+        exposed=((began, ended),),
     )
     ranks = (
-        timeline(0, 0, device()),
-        msgspec.structs.replace(timeline(1, 0, later), start_us=140.0, end_us=240.0),
+        timeline(0, 0, device(**changes)),
+        msgspec.structs.replace(timeline(1, 0, later), start_us=100.0 + ahead_us, end_us=ended),
     )
     data = cell_data(DDP, [[1.0] * 5], windows(DDP, 5, step_us=100.0), collectives)
     return replace(data, timelines=tuple((0, one) for one in ranks))
 
 
-def test_clocks_are_set_by_the_collectives_ends() -> None:
-    view = known(timeline_view(two_ranks()))
+@pytest.mark.parametrize("ahead_us", [40.0, -40.0])
+def test_clocks_are_set_by_the_collectives_ends(ahead_us: float) -> None:
+    view = known(timeline_view(two_ranks(ahead_us)))
     # both steps lie over one another once rank 1 is moved by 40 us
     assert view.length_us == pytest.approx(100.0)
     computing = {lane.group: lane.fills[0][1] for lane in view.lanes if lane.label == "compute"}
@@ -72,6 +76,14 @@ def test_clocks_are_set_by_the_collectives_ends() -> None:
     assert any(
         note.startswith("1 clock aligned on the ends of shared collectives") for note in view.notes
     )
+
+
+def test_a_copy_between_devices_has_its_bytes_and_rate() -> None:
+    """1 MB in 20 us are 50 GB/s."""
+    copy = Mark(100.0, 120.0, "Memcpy PtoP", 1_000_000)
+    view = known(timeline_view(two_ranks(copies=(copy,))))
+    (bar,) = (bar for lane in view.lanes for bar in lane.bars if bar.label.startswith("copy"))
+    assert (bar.label, bar.detail) == ("copy 1.00 MB", "Memcpy PtoP; 1.00 MB, 50 GB/s")
 
 
 def test_a_collective_has_its_bytes_rate_and_wait() -> None:
