@@ -34,7 +34,6 @@ _COMMANDS = {
         "--data",
         "fake",
     ),
-    "equal": ("equal", *_TINY, "--strategy", "single,ddp", "--devices", "2"),
 }
 
 

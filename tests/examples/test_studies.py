@@ -3,14 +3,14 @@ comment gives.
 """
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from docs._tools.cell_values import as_csv, cell_values, read_claims
 from dpscope.analysis import read_epoch_times
+from dpscope.launch.contents import app
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.planning.cells import make_plan, resolve
 from dpscope.launch.planning.run_config import load_config
@@ -36,21 +36,19 @@ def test_on_gpus_each_plans_one_two_and_four_devices(study: Path) -> None:
     assert config.workload.data == "cifar10"
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
-def test_the_small_settings_of_each_are_planned(study: Path, tmp_path: Path) -> None:
-    commands = [
-        line.removeprefix("# ")
-        for line in study.read_text().splitlines()
-        if line.startswith("# dpscope ")
-    ]
+def test_the_small_settings_of_each_are_planned(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    lines = study.read_text().splitlines()
+    commands = [line.removeprefix("# ") for line in lines if line.startswith("# dpscope ")]
     given = shlex.split(commands[-1])[1:]  # the small one
     given[given.index("--out") + 1] = str(tmp_path / "run")
-    command = [sys.executable, "-m", "dpscope.launch.cli", *given, "--dry-run"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert "ddp-d2-b8" in ended.stdout
-    assert "dp-host-d2-b8" in ended.stdout
+    ended = CliRunner().invoke(app, [*given, "--dry-run"], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    assert "ddp-d2-b8" in ended.output
+    assert "dp-host-d2-b8" in ended.output
     assert not (tmp_path / "run").exists()
 
 

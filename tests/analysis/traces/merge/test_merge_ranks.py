@@ -103,7 +103,7 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("files", [V100, A100, GLOO], ids=["v100x8", "a100", "gloo"])
+@pytest.mark.parametrize("files", [V100[:2], A100, GLOO], ids=["v100", "a100", "gloo"])
 def test_nothing_is_lost(files: list[Path], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
     originals = [load(file)["traceEvents"] for file in files]

@@ -27,7 +27,7 @@ def excludes_no_change(found: Contention) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", [1.0, 1.1, 1.3])
+@pytest.mark.parametrize("factor", [1.0, 1.3])
 def test_intervals_hold_the_planted_slowdown_under_drift(tmp_path: Path, factor: float) -> None:
     inside = 0
     for seed in range(20):

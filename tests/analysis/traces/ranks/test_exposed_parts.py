@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpscope.analysis.traces.ranks import exposed_parts as module
@@ -71,6 +71,7 @@ _COLLECTIVES = st.lists(
 
 
 @pytest.mark.long
+@settings(max_examples=40)
 @given(
     spans=st.lists(_SPANS, min_size=3, max_size=3),
     drawn=_COLLECTIVES,

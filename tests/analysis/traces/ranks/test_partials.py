@@ -126,7 +126,7 @@ def assert_equal(found: Job, expected: Job) -> None:
 
 @pytest.mark.long
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4), depth=st.integers(0, 2))
 def test_any_partition_order_and_tree_gives_the_tables_of_the_traces(

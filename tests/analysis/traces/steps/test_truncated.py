@@ -18,7 +18,7 @@ from tests.generated_traces.generator import dp_trace, gloo_trace, trace_text
 from tests.generated_traces.launched import Launched, write_launched_job
 from tests.helpers.paths import DATA
 
-CUTS = 25
+CUTS = 12
 STEPS = 8
 
 
