@@ -50,14 +50,6 @@ def test_a_node_without_peer_access_under_an_older_driver(plant: Plant) -> None:
     assert checks["all-reduce"].status == "ok"
 
 
-def test_a_device_without_kernels(plant: Plant) -> None:
-    broken = Fault(kind="launch", device=1, error=NO_KERNEL_IMAGE)
-    checks = doctor(plant(Node(devices=(Device(),) * 2, faults=(broken,))), status=1)
-    assert [name for name, check in checks.items() if check.status == "failed"] == ["all-reduce"]
-    assert "rank 1: " in checks["all-reduce"].found
-    assert "no kernel image is available" in checks["all-reduce"].found
-
-
 def test_a_lost_device(plant: Plant) -> None:
     lost = Fault(kind="lost", device=1, error=UNAVAILABLE)
     checks = doctor(plant(Node(devices=(Device(),) * 2, faults=(lost,))), status=1)

@@ -14,7 +14,7 @@ from tests.helpers.sweeps import processes_of
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Fault, Node, PlantedNode
 
-LAUNCH_FAILURE, UNAVAILABLE, REMOTE_ERROR = 719, 46, 6
+LAUNCH_FAILURE, REMOTE_ERROR = 719, 6
 # Which call meets the error first is a matter of time.
 FAILED = "crashed in .*: rank 1: .*(CUDA error: "
 OF_CALLS = "CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
@@ -60,11 +60,6 @@ CASES = {
         Fault(kind="sticky", rank=1, after=900, error=LAUNCH_FAILURE),
         limit_s=100,
         end=f"{FAILED}unspecified launch failure|{OF_CALLS})",
-    ),
-    "lost": Case(
-        Fault(kind="lost", rank=1, after=700, error=UNAVAILABLE),
-        limit_s=100,
-        end=f"{FAILED}CUDA-capable device|{OF_CALLS})",
     ),
 }
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.records.run import Cell, Manifest
-from dpscope.profiling.records.training import TrainLog
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers import gpu_checks
@@ -101,13 +100,3 @@ def test_what_groups_do_at_once_is_not_predicted_by_one_group_alone(ran: Ran) ->
     devices = {frozenset(group) for _, group in reduced.groupby("communicator")["device"]}
     assert devices == {frozenset({0, 2}), frozenset({1, 3})}
     assert not (ran.out / "calibration.json").exists()
-
-
-def test_a_training_ends_whatever_its_kernels_compute(plant: Plant, tmp_path: Path) -> None:
-    """How many samples an epoch had is known without the device: here no kernel adds anything."""
-    out, options = tmp_path / "trained", ("--strategy", "single", "--devices", "1", "--epochs", "1")
-    plant(Node(devices=(Device(),))).dpscope(
-        "train", *options, "--batch-size", "240", "--out", str(out)
-    )
-    (epoch,) = read_json(out / "train.json", TrainLog).epochs
-    assert (epoch.train_samples, epoch.test_samples) == (1440, 357)
