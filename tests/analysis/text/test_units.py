@@ -3,7 +3,7 @@
 import pytest
 
 from dpscope.analysis.text.text_table import Field, table_of
-from dpscope.analysis.text.units import Unit, choose_unit, show
+from dpscope.analysis.text.units import Unit, as_ranges, choose_unit, show
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,10 @@ def test_zero_has_no_sign(value: float, shown: str) -> None:
 def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -> None:
     first = next(value for value in values if value is not None)
     assert show(first, choose_unit("count", values)) == shown
+
+
+def test_ranks_beyond_the_most_ranges_are_counted() -> None:
+    assert as_ranges([0, 2, 4, 5, 6], most=2) == "0, 2 and 3 more"
 
 
 def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
