@@ -104,6 +104,22 @@ def test_the_real_a100_trace_compares_no_kernels_of_different_sizes() -> None:
     assert min(one.ratio for one in found.by_operator) > 0.95
 
 
+def test_an_interval_is_students_over_steps() -> None:
+    """Of 6 steps t is 2.5706. Kernels of 120 us, off by 3 us in each, would take 100 alone: 1/6 of
+    each overlap. The sum over the steps has a variance of 6/5 x 6 x 3^2, over 6 x 120 us.
+    """
+    rows = [
+        {"rank": 0, "device": 0, "operator": "aten::mm", "kernel_class": 1, "step": step, "place": int(overlapped),
+         "overlapped": overlapped, "time_us": 120.0 + 3.0 * (-1) ** step if overlapped else 100.0,
+         "overlap_us": 120.0 * overlapped, "pace": 1.0}
+        for step in range(6) for overlapped in (True, False)
+    ]  # fmt: skip
+    found = known(contentions(traced_table("kernels", rows)).every)
+    half = 2.5706 * (6 / 5 * 6 * 3**2) ** 0.5 / (6 * 120)
+    interval = known(found.share_interval)
+    assert (interval.low, interval.high) == pytest.approx((1 / 6 - half, 1 / 6 + half), rel=1e-4)
+
+
 def test_ranks_are_compared_with_themselves() -> None:
     """Rank 1's clock is half as fast; its kernels take twice as long, free or not."""
     rows = [
