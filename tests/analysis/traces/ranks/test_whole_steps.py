@@ -46,6 +46,12 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
     assert [row[2] for row in tables["Steps"].rows[:3]] == ["0*", "1**", "2"]
 
 
+def test_a_rank_that_pauses_is_named_with_what_each_other_one_waits_longer(tmp_path: Path) -> None:
+    """Rank 1 computes for 5 s in place of 40 ms."""
+    analysis = paced(tmp_path, [EVEN, (40.0, 5_000.0), *[EVEN] * 3], [10.0] * 5)
+    assert "the others wait 4.96 s longer for rank 1, which pauses" in message(analysis)
+
+
 def steps(*lengths_us: float, repeat: int = 0, counts: dict[int, int] | None = None) -> Table:
     rows = (
         {
