@@ -129,6 +129,30 @@ def test_states_are_sampled_several_times_while_steps_run(monkeypatch: pytest.Mo
     assert (state.sm_clock_mhz, state.throttle_reasons) == (1500, ("sw_power_cap",))
 
 
+class Ended(Exception):  # noqa: N818 (no error)
+    """Of a cell, once its load is known."""
+
+
+def test_the_load_is_of_steps_as_long_as_the_timed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 0.2, 0.3 and 0.9 s the median."""
+    timed = [SimpleNamespace(step_us=step_us) for step_us in (2e5, 9e5, 3e5)]
+    lengths_s: list[float] = []
+
+    def under_load(process: CellProcess, step_s: float) -> None:
+        lengths_s.append(step_s)
+        raise Ended
+
+    monkeypatch.setattr(measured_cell, "matmul_peak", lambda amp: None)
+    monkeypatch.setattr(measured_cell, "_warm_up", lambda process: None)
+    monkeypatch.setattr(measured_cell, "_timed", lambda process: ([], timed))
+    monkeypatch.setattr(measured_cell, "_states_under_load", under_load)
+    batches = SimpleNamespace(leave_out_short_batches=lambda: None)
+    step = SimpleNamespace(batches=batches)
+    with pytest.raises(Ended):
+        measured_cell.run_passes(process_of("cpu", nn.Identity(), step, RunConfig()))
+    assert lengths_s == [0.3]
+
+
 def test_a_long_step_is_sampled_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     monkeypatch.setattr(measured_cell, "synchronise", device.synchronise)

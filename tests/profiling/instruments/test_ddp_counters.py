@@ -1,10 +1,16 @@
 """DDP's logged counters of a step."""
 
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from dpscope.profiling.instruments import ddp_counters
 from dpscope.profiling.instruments.ddp_counters import counters_of, parameter_sizes, tensor_sizes
+from dpscope.profiling.instruments.trace_recorder import WARMUP_STEPS
 from dpscope.profiling.records.run import TensorSize
 
 TIMES = {
@@ -32,6 +38,25 @@ def test_buckets_are_those_in_use(buckets: dict[str, str], bucket_bytes: tuple[i
         500.0,
         250.5,
     )
+
+
+def test_a_step_has_the_waits_for_a_core_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read after each of five steps; DDP describes step 2 after step 3."""
+    waited_us = iter((0.0, 10.0, 30.0, 70.0, 150.0))
+    monkeypatch.setattr(ddp_counters, "cpu_wait_us", lambda: next(waited_us))
+    iterations = count()
+
+    def logged() -> dict[str, object]:
+        return {**TIMES, "bucket_sizes": "300", "iteration": next(iterations)}
+
+    model: Any = SimpleNamespace(
+        _set_ddp_runtime_logging_sample_rate=lambda rate: None, _get_ddp_logging_data=logged
+    )
+    counting = ddp_counters.StepCounters(model)
+    for _ in range(WARMUP_STEPS + 2):
+        counting.step_ended()
+    (counter,) = counting.counters
+    assert (counter.step, counter.cpu_wait_us) == (2, 70.0 - 30.0)
 
 
 def test_sizes_of_a_model_whose_weights_are_shared_and_partly_frozen() -> None:

@@ -156,6 +156,21 @@ def test_switches_hidden_by_a_virtual_machine_are_detected(
         assert rate_of(links, 2) == expected
 
 
+class WithDeadLinks(ReplayedNvml):
+    """A record as if the second GPU had eight links left."""
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> Any:  # noqa: N802
+        recorded = super().__getattr__("nvmlDeviceGetNvLinkState")
+        return recorded(handle, link) if handle != "gpu1" or link < 8 else 0
+
+
+def test_a_pair_on_a_switch_has_the_links_of_the_gpu_with_fewer() -> None:
+    links = interconnect(WithDeadLinks(RECORDS / "a100_sxm4_x4.json"))
+    rates = {(pair.first, pair.second): known(pair.rate).name for pair in links.pairs}
+    assert {rates[0, 1], rates[1, 2], rates[1, 3]} == {"NVLink 3 x8"}
+    assert rates[0, 2] == "NVLink 3 x12"
+
+
 def test_links_to_gpus_lead_to_no_switch() -> None:
     """Kind 0 is a GPU, which this container cannot use; a link of unknown kind to a visible GPU
     (here GPU 0) is direct.
