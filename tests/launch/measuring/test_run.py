@@ -265,6 +265,12 @@ def test_a_small_model_is_estimated_to_take_little_more_than_its_starts(tmp_path
     assert took["vit_b_16"].duration_s > 40
 
 
+def test_a_plan_states_the_disk_that_its_repeats_fill(tmp_path: Path) -> None:
+    """10 x (10 traced steps of 110 kB and 20 kB)."""
+    flags = {**TINY, "strategy": "single", "traced_steps": 9, "repeats": 10}
+    assert plan_run(load_config(None, flags), tmp_path).cost.endswith(" and 11 MB of disk")
+
+
 def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
     flags = {
         "strategy": "ddp",

@@ -34,6 +34,12 @@ def names(machine: Devices, text: str, nodes: int = 1) -> list[str]:
     ]
 
 
+def test_processes_share_the_cores_by_the_most_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "usable_cores", lambda: 9)
+    matrix = resolve(load_config(None, given("devices=1,2 strategy=ddp")), HOST).matrix
+    assert cells.threads_per_process(matrix) == 4
+
+
 def test_global_default_batches_are_raised_to_what_every_count_divides() -> None:
     """128 and 512 on a GPU: the next multiples of 3."""
     text = "scaling=strong devices=1,3 strategy=single,ddp"
