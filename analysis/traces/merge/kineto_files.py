@@ -87,7 +87,7 @@ def _write(trace: Trace, path: Path) -> None:
 
 def _labels(trace: Trace) -> Iterator[RawEvent]:
     """What its processes are."""
-    devices = np.unique(trace.events.device[trace.events.is_category(*DEVICE_WORK)])
+    devices = np.unique(trace.events.device[trace.events.device_work])
     labels = {device: f"GPU {device}" for device in devices.tolist()}
     labels[_host_process(trace)] = "CPU"
     for process, label in labels.items():

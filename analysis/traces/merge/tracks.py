@@ -259,9 +259,19 @@ TRACKS = ("communication", "wait", "transfer", "peer copies", "host copies")
 """In the order in which they stand above a device's streams, or a host's threads."""
 
 _ARGS = (
-    "kind", "bytes", "group", "sequence", "group_size", "step", "transfer_us", "wait_us", "algbw_gb_per_s", "busbw_gb_per_s",
-    "lower_bound_gb_per_s", "queue_us",
-)  # fmt: skip
+    "kind",
+    "bytes",
+    "group",
+    "sequence",
+    "group_size",
+    "step",
+    "transfer_us",
+    "wait_us",
+    "algbw_gb_per_s",
+    "busbw_gb_per_s",
+    "lower_bound_gb_per_s",
+    "queue_us",
+)
 _FIRST_PLACE = -1000  # threads are ordered by number: before all of a device's streams
 _SHORTEST_US = 0.001  # the resolution of a trace
 

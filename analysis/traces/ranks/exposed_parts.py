@@ -15,7 +15,7 @@ import numpy as np
 from dpscope.analysis.traces.ranks.lateness import late_ranks, lost_once
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined, without_rows
 from dpscope.analysis.traces.steps.intervals import Pieces
 
 _KEYS = ("rank", "device", "step")
@@ -134,7 +134,7 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     `late_rank` unless the part is `wait`.
     """
     if not len(exposed):
-        return Table.of(**{name: [] for name in COLUMNS})
+        return without_rows(COLUMNS)
     # A collective that no traced step launched is in no step's sums, unless the rank's trace marks
     # no steps.
     marked = np.unique(exposed["rank"][exposed.known("step")])

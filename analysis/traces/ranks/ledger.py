@@ -15,8 +15,12 @@ from dpscope.analysis.traces.reading.table import Table
 from dpscope.profiling.records.short_repr import short_repr
 
 STEP_PARTS = {
-    "compute": "compute", "exposed_wait": "wait", "exposed_transfer": "transfer", "exposed_other": "other", "idle": "idle",
-}  # fmt: skip
+    "compute": "compute",
+    "exposed_wait": "wait",
+    "exposed_transfer": "transfer",
+    "exposed_other": "other",
+    "idle": "idle",
+}
 """Of a traced step, in the order in which tables show them, each with its heading; their sum is the
 step.
 """

@@ -12,7 +12,6 @@ import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
-    Category,
     CommunicationArgs,
     EventTable,
     IntColumn,
@@ -107,7 +106,7 @@ def _places(
     """Which of the rows an autograd node or autograd's own thread requested, and which come after
     all of their step's.
     """
-    is_node = events.is_category(Category.CPU_OP) & events.named(_NODE.match)
+    is_node = events.operators & events.named(_NODE.match)
     nodes = np.flatnonzero(is_node)
     step_threads = np.unique(events.thread[named_annotations(events, "ProfilerStep#")])
     # threads of autograd alone
@@ -128,7 +127,7 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     """One event for each: its record where records name what they record, else its operator, else
     its range.
     """
-    host = events.is_category(Category.CPU_OP)
+    host = events.operators
 
     def is_named(pattern: re.Pattern[str]) -> BoolColumn:
         return events.named(lambda name: pattern.match(name) and collective_kind(name) == kind)
@@ -147,7 +146,7 @@ def _request_rows(events: EventTable, kind: str) -> IntColumn:
     if len(operators):
         return operators
     # of gloo the ranges in which it carries collectives out
-    return np.flatnonzero(events.is_category(Category.USER_ANNOTATION) & is_named(_RANGE))
+    return np.flatnonzero(events.annotations & is_named(_RANGE))
 
 
 _MESSAGES = frozenset({"send", "recv", "send_recv"})
@@ -206,10 +205,10 @@ class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds"
 
 def parallelism_evidence(attribution: Attribution) -> ParallelismEvidence:
     events = attribution.events
-    operators = events.is_category(Category.CPU_OP)
+    operators = events.operators
     requested = np.unique(events.name[operators & events.named(_REQUEST.match)])
     kinds = {collective_kind(events.names[code]) for code in requested}
-    working = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    working = attribution.in_steps(*DEVICE_KINDS)
     return ParallelismEvidence(
         devices=len(np.unique(events.device[working])) if attribution.on_device else 0,
         world_size=attribution.trace.world_size,

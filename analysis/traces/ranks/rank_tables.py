@@ -11,7 +11,7 @@ from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence
 from dpscope.analysis.traces.ranks.timeline import StepTimeline, timeline_of
 from dpscope.analysis.traces.reading.event_table import IntColumn
-from dpscope.analysis.traces.reading.table import Table, joined
+from dpscope.analysis.traces.reading.table import Table, joined, without_rows
 from dpscope.analysis.traces.steps import breakdown, collectives, data_parallel, kernel_times
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.quantities import Count, Stamp
@@ -177,7 +177,7 @@ def _rows_of(lengths: IntColumn, ranks: IntColumn) -> IntColumn:
     return shift + np.arange(taken.sum())
 
 
-_NO_ROWS = {name: Table.of(**dict.fromkeys(columns, ())) for name, columns in COLUMNS.items()}
+_NO_ROWS = {name: without_rows(columns) for name, columns in COLUMNS.items()}
 
 
 def of_rank(record: RankRecord, **tables: Table) -> RankTables:

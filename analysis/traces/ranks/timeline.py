@@ -156,7 +156,7 @@ def _device_timelines(
     attribution: Attribution, index: int, window: Window
 ) -> Iterator[DeviceTimeline]:
     events = attribution.events
-    launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    launched = attribution.in_steps(*DEVICE_KINDS)
     phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
         own = launched & attribution.occupies(device)
@@ -196,7 +196,7 @@ def _cpu_timeline(attribution: Attribution, index: int, window: Window) -> Itera
     replicas: list[tuple[int | None, Mark]] = []
     ranges = in_step & named_annotations(events, f"{phases.PREFIX}dp_")
     for row in np.flatnonzero(ranges).tolist():
-        base, _, replica = events.names[events.name[row]].partition("#")
+        base, _, replica = events.name_of(row).partition("#")
         if base in phases.DP_PHASES:
             mark = _mark(events, row, base.removeprefix(f"{phases.PREFIX}dp_"))
             replicas.append((int(replica) if replica.isdigit() else None, mark))
@@ -276,7 +276,7 @@ def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]
     chosen = np.sort(rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]])
     marks = []
     for row in chosen.tolist():
-        name = events.names[events.name[row]]
+        name = events.name_of(row)
         size = int(events.bytes[row])
         if len(name) > _LONGEST_NAME:
             name = f"{name[: _LONGEST_NAME - 1]}…"
@@ -297,7 +297,7 @@ def _host_ranges(attribution: Attribution, index: int, window: Window) -> Iterat
     else:
         rows = _within(events, ranges & (attribution.step == index), window)
     for row in rows.tolist():
-        name = events.names[events.name[row]]
+        name = events.name_of(row)
         if name in phases.STEP_PHASES:
             yield _mark(events, row, name.removeprefix(phases.PREFIX))
 

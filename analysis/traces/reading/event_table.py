@@ -38,9 +38,18 @@ class Category(IntEnum):
 
 HOST = (Category.RUNTIME, Category.USER_ANNOTATION, Category.CPU_OP)
 _RUNTIME = (
-    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
-    "privateuse1_runtime", "privateuse1_driver", "runtime", "driver",
-)  # fmt: skip
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
+    "xpu_runtime",
+    "xpu_driver",
+    "mtia_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "runtime",
+    "driver",
+)
 # A name of Kineto's and the category that its events are read as. Events of a device under any
 # other name are only counted (finding device_not_read).
 CATEGORIES = {
@@ -61,9 +70,20 @@ _UNREAD_DEVICE = re.compile(
 )
 # Kineto's other names: libkineto/include/ActivityType.h, and those of the trace itself.
 _NOT_READ = frozenset(
-    {"Trace", "Instant", "python_function", "overhead", "ac2g", "fwdbwd", "gpu_user_annotation", "cpu_instant_event",
-     "cuda_sync", "cuda_profiler_range", "async_cpu_to_gpu"}
-)  # fmt: skip
+    {
+        "Trace",
+        "Instant",
+        "python_function",
+        "overhead",
+        "ac2g",
+        "fwdbwd",
+        "gpu_user_annotation",
+        "cpu_instant_event",
+        "cuda_sync",
+        "cuda_profiler_range",
+        "async_cpu_to_gpu",
+    }
+)
 TORCH_PROFILER = CATEGORIES.keys() | _NOT_READ | {name.capitalize() for name in _NOT_READ}
 """Every category that torch.profiler writes."""
 DEVICE_ANNOTATION = "gpu_user_annotation"
@@ -151,6 +171,49 @@ class EventTable:
     def is_category(self, *categories: Category) -> BoolColumn:
         """Rows of any of these categories."""
         return is_among(self.category, categories)
+
+    @property
+    def operators(self) -> BoolColumn:
+        """Rows of operators of the CPU."""
+        return self.is_category(Category.CPU_OP)
+
+    @property
+    def annotations(self) -> BoolColumn:
+        """Rows of named ranges of the CPU."""
+        return self.is_category(Category.USER_ANNOTATION)
+
+    @property
+    def calls(self) -> BoolColumn:
+        """Rows of calls of the runtime."""
+        return self.is_category(Category.RUNTIME)
+
+    @property
+    def device_work(self) -> BoolColumn:
+        """Rows of kernels, copies and memsets."""
+        return self.is_category(*DEVICE_WORK)
+
+    def name_of(self, row: int) -> str:
+        name: str = self.names[self.name[row]]
+        return name
+
+    def in_order(self, rows: IntColumn) -> IntColumn:
+        """The rows in order of start, equal ones as in the file."""
+        return rows[np.argsort(self.start_us[rows], kind="stable")]
+
+    def outer_first(self, rows: IntColumn) -> IntColumn:
+        """The rows in order of start; of those that start together the longest, which holds the
+        others, comes first.
+        """
+        return rows[np.lexsort((-self.duration_us[rows], self.start_us[rows]))]
+
+    def outermost(self, rows: IntColumn) -> IntColumn:
+        """Of these ranges those that begin inside of no other of their thread, in order."""
+        kept = [rows[:0]]
+        for thread in np.unique(self.thread[rows]):
+            of_thread = self.outer_first(rows[self.thread[rows] == thread])
+            reach = np.maximum.accumulate(np.append(-np.inf, self.end_us[of_thread]))[:-1]
+            kept.append(of_thread[self.start_us[of_thread] >= reach])
+        return np.concatenate(kept)
 
     def named(self, matches: Callable[[str], object]) -> BoolColumn:
         """Rows whose name matches; each different name is tried once."""

@@ -349,7 +349,7 @@ def export_traces(path: Path, limits: ReadLimits) -> Iterator[Trace]:
 
 def _messages_launched_before(events: EventTable) -> list[int]:
     """Kernels for messages whose launch was not recorded: they say no more than that."""
-    calls = events.correlation[events.is_category(Category.RUNTIME)]
+    calls = events.correlation[events.calls]
     messages = events.is_category(Category.KERNEL)
     messages &= events.named(_MESSAGES.search)
     rows: list[int] = np.flatnonzero(messages & ~np.isin(events.correlation, calls)).tolist()

@@ -26,7 +26,6 @@ from dpscope.analysis.traces.reading.chunks import (
 )
 from dpscope.analysis.traces.reading.event_columns import Loss, TableBuilder, TextBase
 from dpscope.analysis.traces.reading.event_table import (
-    DEVICE_WORK,
     TORCH_PROFILER,
     BoolColumn,
     Category,
@@ -266,13 +265,13 @@ _LAUNCHES_NOTHING = re.compile(r"^(?:cuda|cu|hip)(?!.*(?:Launch|Memcpy|Memset))"
 
 def launching_calls(events: EventTable) -> BoolColumn:
     """Calls of a device's runtime that give it work."""
-    return events.is_category(Category.RUNTIME) & ~events.named(_LAUNCHES_NOTHING.match)
+    return events.calls & ~events.named(_LAUNCHES_NOTHING.match)
 
 
 def _shows_device(events: EventTable) -> bool:
     if any(name.startswith("nccl:") for name in events.names):
         return True
-    if events.is_category(*DEVICE_WORK).any():
+    if events.device_work.any():
         return True
     return bool(launching_calls(events).any())
 

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import (
-    Category,
-    EventTable,
-    FloatColumn,
-    IntColumn,
-    Trace,
-)
+from dpscope.analysis.traces.reading.event_table import EventTable, FloatColumn, IntColumn, Trace
 from dpscope.analysis.traces.reading.nsys_collectives import CALL
 from dpscope.profiling.records.finding import counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -33,16 +27,15 @@ def with_steps(trace: Trace, steps_by: str | None) -> Trace:
     launched. Raises DpscopeError where no range is called `steps_by`.
     """
     events = trace.events
-    annotations = events.is_category(Category.USER_ANNOTATION)
-    rows = np.flatnonzero(annotations & ~events.named(CALL.match))
+    rows = np.flatnonzero(events.annotations & ~events.named(CALL.match))
     if steps_by is not None:
         return _marked(trace, _requested(trace, rows, steps_by))
-    if trace.format == Trace.format or _marked_by_profiler(events):
+    if trace.format == Trace.format or events.named(_is_step).any():
         return trace
     chosen = _repeating(events, rows)
     if not len(chosen):
         return trace
-    name = _base(_name(events, chosen[0]))
+    name = _base(events.name_of(chosen[0]))
     ranges = counted(len(chosen), "range")
     finding = TraceCode.STEPS_BY_RANGE.finding(
         f"{trace.source}: its {ranges} {name!r} are the steps"
@@ -50,13 +43,8 @@ def with_steps(trace: Trace, steps_by: str | None) -> Trace:
     return replace(_marked(trace, chosen), findings=(*trace.findings, finding))
 
 
-def _marked_by_profiler(events: EventTable) -> bool:
-    return any(name.startswith(_STEP) for name in events.names)
-
-
-def _name(events: EventTable, row: int) -> str:
-    name: str = events.names[events.name[row]]
-    return name
+def _is_step(name: str) -> bool:
+    return name.startswith(_STEP)
 
 
 def _base(name: str) -> str:
@@ -69,19 +57,16 @@ def _marked(trace: Trace, rows: IntColumn) -> Trace:
     events = trace.events
     name = events.name.copy()
     name[rows] = len(events.names) + np.arange(len(rows))
-    numbers = _step_numbers([_name(events, row) for row in rows])
-    events = replace(
-        events, name=name, names=[*events.names, *(f"{_STEP}{number}" for number in numbers)]
-    )
+    numbers = _step_numbers([events.name_of(row) for row in rows])
+    steps = [f"{_STEP}{number}" for number in numbers]
+    events = replace(events, name=name, names=events.names + steps)
     return replace(trace, events=events)
 
 
 def _step_numbers(names: list[str]) -> list[int]:
     """The last number of each name where these ascend, else the order."""
-    numbers = []
-    for name in names:
-        found = _NUMBER.findall(name)
-        numbers.append(int(found[-1]) if found else 0)
+    last_numbers = [_NUMBER.findall(name)[-1:] for name in names]
+    numbers = [int("".join(number) or 0) for number in last_numbers]
     ascending = sorted(set(numbers)) == numbers
     return numbers if ascending else list(range(len(names)))
 
@@ -90,53 +75,36 @@ def _requested(trace: Trace, rows: IntColumn, steps_by: str) -> IntColumn:
     """Of the thread that has most ranges of this name those in no other."""
     events = trace.events
     base = _base(steps_by)
-    is_called = [_base(name) == base for name in events.names]
-    called = rows[np.array(is_called, dtype=np.bool_)[events.name[rows]]]
+    called = rows[events.named(lambda name: _base(name) == base)[rows]]
     if not len(called):
-        counts = Counter(_base(_name(events, row)) for row in rows)
+        counts = Counter(_base(events.name_of(row)) for row in rows)
         frequent = listed([name for name, _ in counts.most_common(_NAMED)])
         raise DpscopeError(
             f"--steps-by {steps_by}: {trace.source} holds no range of this name; the most frequent "
             f"are {frequent or 'none'}"
         )
     threads, counts_of = np.unique(events.thread[called], return_counts=True)
-    own_thread = threads[counts_of.argmax()]
-    return _outermost(events, called[events.thread[called] == own_thread])
-
-
-def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
-    """Of the ranges of a thread those inside of no other, in order."""
-    # at one time the longest first, which holds the others
-    order = np.lexsort((-events.duration_us[rows], events.start_us[rows]))
-    rows = rows[order]
-    reach = np.maximum.accumulate(events.end_us[rows])
-    begins = events.start_us[rows]
-    is_outside = np.ones(len(rows), dtype=np.bool_)
-    is_outside[1:] = begins[1:] >= reach[:-1]
-    return rows[np.flatnonzero(is_outside)]
+    thread = threads[counts_of.argmax()]
+    return events.outermost(called[events.thread[called] == thread])
 
 
 def _repeating(events: EventTable, rows: IntColumn) -> IntColumn:
     """The ranges alike in name at the top level of a thread that hold the largest share of what is
     launched from the first to the last of them; none where that is not nearly all.
     """
-    calls = events.is_category(Category.RUNTIME)
-    calls &= events.named(_LAUNCHES.search)
-    launched_us = np.sort(events.start_us[calls])
+    launched_us = np.sort(events.start_us[events.calls & events.named(_LAUNCHES.search)])
     best = rows[:0]
     best_share = _LEAST_SHARE
-    for thread in np.unique(events.thread[rows]).tolist():
-        of_thread = rows[events.thread[rows] == thread]
-        top_level = _outermost(events, of_thread).tolist()
-        named = ((_base(_name(events, row)), row) for row in top_level)
-        for alike in grouped(named).values():
-            if len(alike) < 2:
-                continue
-            share = _share_inside(events, alike, launched_us)
-            # of ranges that hold as much, those that divide it further
-            if (share, len(alike)) > (best_share, len(best)):
-                best = np.array(alike)
-                best_share = share
+    top_level = events.outermost(rows).tolist()
+    named = (((int(events.thread[row]), _base(events.name_of(row))), row) for row in top_level)
+    for alike in grouped(named).values():
+        if len(alike) < 2:
+            continue
+        share = _share_inside(events, alike, launched_us)
+        # of ranges that hold as much, those that divide it further
+        if (share, len(alike)) > (best_share, len(best)):
+            best = np.array(alike)
+            best_share = share
     return best
 
 
@@ -145,7 +113,5 @@ def _share_inside(events: EventTable, rows: list[int], launched_us: FloatColumn)
     begins = np.searchsorted(launched_us, events.start_us[rows])
     ends = np.searchsorted(launched_us, events.end_us[rows])
     launched = int(ends[-1] - begins[0])
-    if not launched:
-        return 0.0
     inside = int((ends - begins).sum())
-    return inside / launched
+    return inside / max(launched, 1)

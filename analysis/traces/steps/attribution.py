@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
-    DEVICE_WORK,
     BoolColumn,
     Category,
     CodeColumn,
@@ -19,6 +18,7 @@ from dpscope.analysis.traces.reading.event_table import (
     Trace,
     is_among,
 )
+from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.tensor_sizes import group_size
 from dpscope.analysis.traces.steps import event_kind, intervals
 from dpscope.analysis.traces.steps.event_kind import (
@@ -56,11 +56,9 @@ class Windows:
         last.
         """
         timed = np.flatnonzero(np.isfinite(self.end_us))
-        if not len(timed):
-            return np.full(len(ends_us), NO_STEP, dtype=np.int64)
-        place = np.searchsorted(self.end_us[timed], ends_us, side="left")
-        inside = (place < len(timed)) & (ends_us > self.start_us[timed[0]])
-        return np.where(inside, timed[np.minimum(place, len(timed) - 1)], NO_STEP)
+        window = np.append(timed, NO_STEP)[np.searchsorted(self.end_us[timed], ends_us)]
+        begin_us = self.start_us[timed].min(initial=np.inf)
+        return np.where(ends_us > begin_us, window, NO_STEP)
 
     def is_cut(self, steps: IntColumn) -> BoolColumn:
         """Which of these steps, NO_STEP among them, are cut."""
@@ -77,26 +75,29 @@ def windows_of(events: EventTable, kind: CodeColumn, step: IntColumn, count: int
     """
     rows = np.flatnonzero(is_among(kind, DEVICE_KINDS) & (step >= 0))
     ends, hidden = _ends(events, step, rows, count)
-    outlasting: IntColumn = np.empty(0, dtype=np.int64)
     # a checkpoint's copy on a separate stream may last for steps, and holds none of them up
-    if hidden.any():
-        copies = rows[is_among(kind[rows], COPY_KINDS)]
-        # from each step on
-        first_hidden = np.minimum.accumulate(np.where(hidden, ends, np.inf)[::-1])[::-1]
-        outlasting = copies[
-            events.end_us[copies] >= np.append(first_hidden[1:], np.inf)[step[copies]]
-        ]
-        rows = rows[~np.isin(rows, outlasting)]
+    copies = rows[is_among(kind[rows], COPY_KINDS)]
+    hidden_ends = np.where(hidden, ends, np.inf)
+    first_hidden = np.minimum.accumulate(hidden_ends[::-1])[::-1]  # from each step on
+    first_behind = np.append(first_hidden[1:], np.inf)
+    outlasting = copies[events.end_us[copies] >= first_behind[step[copies]]]
+    if len(outlasting):
+        rows = np.setdiff1d(rows, outlasting)
         ends, hidden = _ends(events, step, rows, count)
     first = np.full(count, np.inf)
     np.minimum.at(first, step[rows], events.start_us[rows])
-    reach = np.maximum.accumulate(ends)
-    whole = np.concatenate(([False], np.isfinite(ends[:-1])))  # else its start is not known
-    starts = np.where(whole, np.concatenate(([-np.inf], reach[:-1])), first)
-    has_window = np.isfinite(ends) & ~hidden
-    none_cut = np.zeros(count, dtype=bool)
-    known_starts, known_ends = (np.where(has_window, times, np.nan) for times in (starts, reach))
-    return Windows(known_starts, known_ends, whole, hidden, outlasting, none_cut)
+    has_work = np.isfinite(ends)
+    whole = np.append(False, has_work[:-1])  # else its start is not known
+    starts = np.where(whole, intervals.reached_before(ends), first)
+    has_window = has_work & ~hidden
+    return Windows(
+        start_us=np.where(has_window, starts, np.nan),
+        end_us=np.where(has_window, ends, np.nan),
+        whole=whole,
+        hidden=hidden,
+        outlasting=outlasting,
+        cut=np.zeros(count, dtype=bool),
+    )
 
 
 def _ends(
@@ -105,8 +106,7 @@ def _ends(
     """When each step's work ended, and which steps' had all ended when an earlier step's did."""
     ends = np.full(count, -np.inf)
     np.maximum.at(ends, step[rows], events.end_us[rows])
-    before = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
-    return ends, np.isfinite(ends) & (ends <= before)
+    return ends, np.isfinite(ends) & (ends <= intervals.reached_before(ends))
 
 
 def _with_engine_copies(
@@ -124,36 +124,35 @@ def _with_engine_copies(
     ranges = event_kind.nccl_ranges(events)
     if not ranges.any():
         return events, kind
-    between_buffers = events.is_category(Category.MEMCPY) & is_among(
-        kind, (Kind.PEER_COPY, Kind.DEVICE_COPY)
-    )
-    copies = np.flatnonzero(between_buffers & (launch_row >= 0))
-    copy_range = innermost(events, launch_row[copies], ranges)
-    # records, operators and ranges of a group of one rank
-    alone = np.zeros(len(events), dtype=bool)
-    for row, args in events.communication.items():
-        alone[row] = (
-            group_size(
-                args, collective_kind(args.collective_name or events.names[events.name[row]])
-            )
-            == 1
-        )
-    alone &= events.is_category(Category.CPU_OP, Category.USER_ANNOTATION)
-    moves = (copy_range >= 0) & (innermost(events, launch_row[copies], alone) < 0)
-    kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & (launch_row >= 0))
+    launched = launch_row >= 0
+    kernels = np.flatnonzero((kind == Kind.COLLECTIVE) & launched)
     kernel_range = innermost(events, launch_row[kernels], ranges)
     with_kernel = set(zip(kernel_range.tolist(), events.device[kernels].tolist(), strict=True))
-    marked, duration_us = kind.copy(), events.duration_us.copy()
+    between_buffers = is_among(kind, (Kind.PEER_COPY, Kind.DEVICE_COPY))
+    between_buffers &= events.is_category(Category.MEMCPY)
+    copies = events.in_order(np.flatnonzero(between_buffers & launched))
+    copy_range = innermost(events, launch_row[copies], ranges)
+    moves = (copy_range >= 0) & (innermost(events, launch_row[copies], _of_one_rank(events)) < 0)
+    places = zip(copy_range[moves].tolist(), events.device[copies[moves]].tolist(), strict=True)
+    marked = kind.copy()
+    duration_us = events.duration_us.copy()
     firsts: dict[tuple[int, int], int] = {}
-    for index in np.argsort(events.start_us[copies], kind="stable").tolist():
-        row = int(copies[index])
-        place = int(copy_range[index]), int(events.device[row])
-        if not moves[index] or place in with_kernel:
+    for row, place in zip(copies[moves].tolist(), places, strict=True):
+        if place in with_kernel:
             continue
         first = firsts.setdefault(place, row)
         marked[row] = Kind.COLLECTIVE if row == first else Kind.COLLECTIVE_PART
         duration_us[first] = max(duration_us[first], events.end_us[row] - events.start_us[first])
     return replace(events, duration_us=duration_us), marked
+
+
+def _of_one_rank(events: EventTable) -> BoolColumn:
+    """Records, operators and ranges of a group of one rank."""
+    alone = np.zeros(len(events), dtype=bool)
+    for row, args in events.communication.items():
+        kind = collective_kind(args.collective_name or events.name_of(row))
+        alone[row] = group_size(args, kind) == 1
+    return alone & (events.operators | events.annotations)
 
 
 # of successive calls: threads may begin theirs in another order than they are numbered in
@@ -217,6 +216,15 @@ class Attribution:
         """Rows of any of these kinds."""
         return is_among(self.kind, kinds)
 
+    def in_steps(self, *kinds: Kind) -> BoolColumn:
+        """Rows of any of these kinds that belong to a step."""
+        return self.rows(*kinds) & (self.step >= 0)
+
+    @property
+    def requested_us(self) -> FloatColumn:
+        """When each event was launched; on the CPU, when it began."""
+        return self.launch_us if self.on_device else self.events.start_us
+
     def occupies(self, device: int) -> BoolColumn:
         """Events that run on a device, and copies that it receives from another one or sends, where
         that one records them.
@@ -224,6 +232,10 @@ class Attribution:
         received: BoolColumn = self.rows(Kind.PEER_COPY) & (self.events.peer == device)
         runs_here: BoolColumn = self.events.device == device
         return runs_here | received
+
+    def collective_count(self, rows: IntColumn) -> int:
+        """How many of the listed events are collectives."""
+        return int((self.kind[rows] == Kind.COLLECTIVE).sum())
 
     def by_step(self, mask: BoolColumn) -> list[IntColumn]:
         """For each step those of the marked rows that belong to it, in order: one pass, however
@@ -263,18 +275,16 @@ def attribute(trace: Trace) -> Attribution:
     """
     steps = step_ranges(trace.events)
     attribution = _by_launch(trace, steps) if trace.has_accelerator else _by_start(trace, steps)
-    return (
-        replace(attribution, windows=_without_cut_steps(attribution))
-        if trace.lacks_events
-        else attribution
-    )
+    if trace.lacks_events:
+        return replace(attribution, windows=_without_cut_steps(attribution))
+    return attribution
 
 
 def _by_start(trace: Trace, steps: StepRanges) -> Attribution:
     """Of a trace without a device."""
     events = ended_in_their_pass(trace.events)
     kind = event_kind.cpu_event_kinds(events)
-    none = np.full(len(events), -1, dtype=np.int64)
+    none = np.full(len(events), NO_STEP)
     return Attribution(
         trace=replace(trace, events=events),
         steps=steps,
@@ -282,7 +292,7 @@ def _by_start(trace: Trace, steps: StepRanges) -> Attribution:
         launch_row=none,
         launch_us=np.full(len(events), np.nan),
         step=steps.index_at(events.start_us),
-        by_time=np.zeros(len(events), dtype=bool),
+        by_time=none >= 0,
         windows=windows_of(events, kind, none, len(steps)),
     )
 
@@ -321,34 +331,42 @@ def _with_those_of_no_launch(
     launched before the trace belongs to none.
     """
     on_device = is_among(kind, DEVICE_KINDS)
-    rows, with_launch = (
-        np.flatnonzero(on_device & (launched == NO_STEP)),
-        np.flatnonzero(on_device & (launched >= 0)),
-    )
+    rows = np.flatnonzero(on_device & (launched == NO_STEP))
+    with_launch = np.flatnonzero(on_device & (launched >= 0))
     step = launched.copy()
     if not steps.marked:
         step[rows] = 0
     if not steps.marked or not len(rows):
         return step, windows_of(events, kind, step, len(steps))
     rows = rows[~_launched_before(events, rows)]
-    silent = np.ones(len(steps) + 1, dtype=bool)
-    silent[launched[with_launch]] = silent[NO_STEP] = False
     during = steps.index_at(events.start_us[rows])
-    step[rows] = np.where(silent[during], during, NO_STEP)
+    silent = ~np.isin(during, launched[with_launch])
+    step[rows] = np.where(silent, during, NO_STEP)
     windows = windows_of(events, kind, step, len(steps))
     rest = rows[step[rows] == NO_STEP]
     during = windows.index_of(events.end_us[rest])
-    first = during == np.argmax(np.isfinite(windows.end_us))
-    # Launched before the trace, too: a stream works in order, and theirs lacks no later launch.
-    stream = np.unique(np.stack((events.device, events.thread)), axis=1, return_inverse=True)[
-        1
-    ].ravel()
-    last_without, first_with = np.full(len(events), -np.inf), np.full(len(events), np.inf)
-    np.maximum.at(last_without, stream[rows], events.start_us[rows])
-    np.minimum.at(first_with, stream[with_launch], events.start_us[with_launch])
-    before = (last_without <= first_with) & np.isfinite(first_with)
-    step[rest] = np.where(first & before[stream[rest]], NO_STEP, during)
+    in_first = during == np.argmax(np.isfinite(windows.end_us))
+    before = in_first & _on_streams_launched_later(events, rows, with_launch)[rest]
+    step[rest] = np.where(before, NO_STEP, during)
     return step, windows
+
+
+def _on_streams_launched_later(
+    events: EventTable, rows: IntColumn, with_launch: IntColumn
+) -> BoolColumn:
+    """Events of the streams on which all of `rows` began before all that a step launched.
+
+    They were launched before the trace, too: a stream works in order, and theirs lacks no later
+    launch.
+    """
+    streams = Table.of(device=events.device, thread=events.thread).group("device", "thread")
+    last_without = np.full(len(streams), -np.inf)
+    first_with = np.full(len(streams), np.inf)
+    np.maximum.at(last_without, streams.code[rows], events.start_us[rows])
+    np.minimum.at(first_with, streams.code[with_launch], events.start_us[with_launch])
+    before = (last_without <= first_with) & np.isfinite(first_with)
+    of_stream: BoolColumn = before[streams.code]
+    return of_stream
 
 
 def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
@@ -358,13 +376,14 @@ def _launched_before(events: EventTable, rows: IntColumn) -> BoolColumn:
     CUPTI numbers the calls of a process as they are made (CUpti_ActivityAPI, correlationId).
     Nothing is known where a trace's calls are not numbered in the order of their starts.
     """
-    calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation > 0))
-    if not len(calls):
-        return np.zeros(len(rows), dtype=bool)
-    numbers = events.correlation[calls[np.argsort(events.start_us[calls], kind="stable")]]
-    in_order = (np.diff(numbers) >= 0).mean() > _IN_ORDER if len(numbers) > 1 else True
-    own_numbers = events.correlation[rows]
-    return np.asarray((own_numbers > 0) & (own_numbers < numbers.min()) & in_order, dtype=bool)
+    calls = events.in_order(np.flatnonzero(events.calls & (events.correlation > 0)))
+    called = events.correlation[calls]
+    first = 0
+    if len(called) == 1 or (np.diff(called) >= 0).sum() > _IN_ORDER * (len(called) - 1) > 0:
+        first = int(called.min())
+    numbers = events.correlation[rows]
+    before: BoolColumn = (numbers > 0) & (numbers < first)
+    return before
 
 
 def _without_cut_steps(attribution: Attribution) -> Windows:
@@ -379,18 +398,18 @@ def _without_cut_steps(attribution: Attribution) -> Windows:
     events, steps, windows = attribution.events, attribution.steps, attribution.windows
     if not attribution.on_device:
         return replace(windows, cut=np.ones(len(steps), dtype=bool))
-    calls = events.is_category(Category.RUNTIME) & events.named(_LAUNCHES.search)
-    has_event = np.zeros(len(events) + 1, dtype=bool)
-    has_event[attribution.launch_row] = True
-    cut = steps.end_us > _shown_until_us(events.start_us[events.is_category(Category.RUNTIME)])
-    cut |= windows.end_us > _shown_until_us(events.start_us[events.is_category(*DEVICE_WORK)])
+    cut = steps.end_us > _shown_until_us(events.start_us[events.calls])
+    cut |= windows.end_us > _shown_until_us(events.start_us[events.device_work])
     cut[1:] |= ~windows.whole[1:]  # nothing of the step before it was read
-    without_event = steps.index_at(events.start_us[calls & ~has_event[:-1]])
-    cut[without_event[without_event >= 0]] = True
-    start_us, end_us = (
-        np.where(cut, np.nan, times) for times in (windows.start_us, windows.end_us)
+    launches = np.flatnonzero(events.calls & events.named(_LAUNCHES.search))
+    without_event = np.setdiff1d(launches, attribution.launch_row)
+    cut |= np.isin(np.arange(len(steps)), steps.index_at(events.start_us[without_event]))
+    return replace(
+        windows,
+        start_us=np.where(cut, np.nan, windows.start_us),
+        end_us=np.where(cut, np.nan, windows.end_us),
+        cut=cut,
     )
-    return replace(windows, start_us=start_us, end_us=end_us, cut=cut)
 
 
 def _shown_until_us(starts: FloatColumn) -> float:
@@ -410,31 +429,27 @@ def step_ranges(events: EventTable) -> StepRanges:
     rows = np.flatnonzero(named_annotations(events, "ProfilerStep#"))
     longest: dict[int, int] = {}
     for row in rows[np.argsort(-events.duration_us[rows], kind="stable")].tolist():
-        if match := _STEP_NAME.match(events.names[events.name[row]]):
+        if match := _STEP_NAME.match(events.name_of(row)):
             longest.setdefault(int(match[1]), row)
     if not longest:
         return StepRanges((None,), np.array([-np.inf]), np.array([np.inf]))
-    ordered = sorted(
-        longest.items(), key=lambda step: (events.start_us[step[1]], events.end_us[step[1]])
+    numbers = sorted(
+        longest,
+        key=lambda number: (events.start_us[longest[number]], events.end_us[longest[number]]),
     )
-    rows_in_order = [row for _, row in ordered]
-    return StepRanges(
-        tuple(number for number, _ in ordered),
-        events.start_us[rows_in_order],
-        events.end_us[rows_in_order],
-    )
+    in_order = [longest[number] for number in numbers]
+    return StepRanges(tuple(numbers), events.start_us[in_order], events.end_us[in_order])
 
 
 def _launch_rows(events: EventTable) -> IntColumn:
     """For each device event the row of the runtime call with its correlation id, else -1."""
     launch = np.full(len(events), -1, dtype=np.int64)
-    calls = np.flatnonzero(events.is_category(Category.RUNTIME) & (events.correlation >= 0))
-    wanted = np.flatnonzero(events.is_category(*DEVICE_WORK) & (events.correlation >= 0))
+    calls = np.flatnonzero(events.calls & (events.correlation >= 0))
+    wanted = np.flatnonzero(events.device_work & (events.correlation >= 0))
     if len(calls):
         calls = calls[np.argsort(events.correlation[calls], kind="stable")]
-        place = np.searchsorted(events.correlation[calls], events.correlation[wanted])
+        numbers = events.correlation[wanted]
+        place = np.searchsorted(events.correlation[calls], numbers)
         candidates = calls[np.minimum(place, len(calls) - 1)]
-        launch[wanted] = np.where(
-            events.correlation[candidates] == events.correlation[wanted], candidates, -1
-        )
+        launch[wanted] = np.where(events.correlation[candidates] == numbers, candidates, -1)
     return launch

@@ -10,14 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import (
-    BoolColumn,
-    Category,
-    FloatColumn,
-    IntColumn,
-    is_among,
-)
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn, is_among
+from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import Attribution, empty_steps
 from dpscope.analysis.traces.steps.event_kind import (
@@ -35,16 +29,36 @@ from dpscope.profiling.records import range_names as phases
 EXPOSED_COLUMNS = ("rank", "device", "step", "start_us", "end_us")
 # Each ends in its unit or in _count, and is named in docs/python-api.md.
 COLUMNS = (
-    "rank", "device", "step", "step_us", "compute_us", "communication_us", "hidden_us", "exposed_us",
-    "host_copy_us", "device_copy_us", "idle_us", "clipped_us", "partial_window", "data_us", "host_to_device_us", "forward_us",
-    "backward_us", "optimizer_us", "collective_count", "by_time_us", "unlaunched_us",
-)  # fmt: skip
+    "rank",
+    "device",
+    "step",
+    "step_us",
+    "compute_us",
+    "communication_us",
+    "hidden_us",
+    "exposed_us",
+    "host_copy_us",
+    "device_copy_us",
+    "idle_us",
+    "clipped_us",
+    "partial_window",
+    "data_us",
+    "host_to_device_us",
+    "forward_us",
+    "backward_us",
+    "optimizer_us",
+    "collective_count",
+    "by_time_us",
+    "unlaunched_us",
+)
 
 _PHASE_COLUMNS = {f"{name.removeprefix(phases.PREFIX)}_us": name for name in phases.STEP_PHASES}
 
 _DDP_FORWARD = "DistributedDataParallel.forward"
 
 
+# Of a step that the file may not hold to its end, or of which it holds nothing.
+_CUT: dict[str, object] = {"partial_window": True}
 _Row = tuple[dict[str, object], Intervals]
 """A row of COLUMNS, and when its communication was exposed."""
 
@@ -66,59 +80,50 @@ def step_tables(attribution: Attribution) -> tuple[Table, Table]:
     microseconds of the rank's own clock. There are none where the trace does not show what was
     communicated.
     """
-    rows_with_stretches = list(
-        _device_rows(attribution) if attribution.on_device else _cpu_rows(attribution)
-    )
-    rank, rows = attribution.trace.rank, [row for row, _ in rows_with_stretches]
-    table = Table.from_records(rows, COLUMNS).assign(rank=rank)
-    stretches = [exposed for _, exposed in rows_with_stretches]
+    rows_of_steps = _device_rows if attribution.on_device else _cpu_rows
+    steps = list(rows_of_steps(attribution))
+    table = Table.from_records([row for row, _ in steps], COLUMNS)
+    table = table.assign(rank=attribution.trace.rank)
+    stretches = [exposed for _, exposed in steps]
     if communication_lost(attribution):  # nothing shown is not nothing done
         table = table.assign(communication_us=None, hidden_us=None, exposed_us=None)
-        stretches = [intervals.EMPTY] * len(rows_with_stretches)
-    bounds = np.concatenate([intervals.EMPTY, *stretches])
-    places = table.select(("rank", "device", "step")).take(
-        np.repeat(np.arange(len(rows_with_stretches)), list(map(len, stretches)))
-    )
-    return table, places.assign(start_us=bounds[:, 0], end_us=bounds[:, 1])
+        stretches = [intervals.EMPTY] * len(steps)
+    step_of_stretch = np.repeat(np.arange(len(steps)), [len(exposed) for exposed in stretches])
+    starts, ends = np.concatenate([intervals.EMPTY, *stretches]).T
+    places = table.select(EXPOSED_COLUMNS[:3]).take(step_of_stretch)
+    return table, places.assign(start_us=starts, end_us=ends)
 
 
 def _device_rows(attribution: Attribution) -> Iterator[_Row]:
-    events, windows = attribution.events, attribution.windows
+    events = attribution.events
+    windows = attribution.windows
+    numbers = attribution.steps.numbers
     if attribution.trace.unread and shows_no_device(attribution):
-        for number in attribution.steps.numbers:  # of which nothing is known
+        for number in numbers:  # of which nothing is known
             yield {"step": number}, intervals.EMPTY
     phase_of_row = _phase_of_launch(attribution)
-    in_a_step = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
-    computes, communicates = attribution.rows(Kind.COMPUTE), attribution.rows(*COMMUNICATION_KINDS)
+    in_a_step = attribution.in_steps(*DEVICE_KINDS)
+    shown = np.flatnonzero(np.isfinite(windows.end_us) | windows.hidden | windows.cut).tolist()
     for device in np.unique(events.device[in_a_step]).tolist():
         of_device = in_a_step & attribution.occupies(device)
-        compute, communication = (
-            intervals.of_events(events, of_device & selected)
-            for selected in (computes, communicates)
-        )
+        compute = intervals.of_events(events, of_device & attribution.rows(Kind.COMPUTE))
+        communicates = of_device & attribution.rows(*COMMUNICATION_KINDS)
+        communication = intervals.of_events(events, communicates)
         exposed = intervals.difference(communication, compute)
         inside = _lengths_in_windows(attribution, of_device, compute, communication)
-        by_time_us = windows.lengths_of(
-            intervals.of_events(events, of_device & attribution.by_time)
-        )
+        by_time = intervals.of_events(events, of_device & attribution.by_time)
+        by_time_us = windows.lengths_of(by_time)
         of_device_by_step = attribution.by_step(of_device)
-        for index in np.flatnonzero(
-            np.isfinite(windows.end_us) | windows.hidden | windows.cut
-        ).tolist():
+        for index in shown:
+            row: dict[str, object] = {"device": device, "step": numbers[index]}
             if windows.cut[index]:
-                yield _cut_row(attribution, index) | {"device": device}, intervals.EMPTY
+                yield row | _CUT, intervals.EMPTY
                 continue
-            in_step, start_us = of_device_by_step[index], windows.start_us[index]
-            # launched by this step, begun while an earlier one ended: cut off, and counted as clipped
-            early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
-            row: dict[str, object] = {
-                "device": device,
-                "step": attribution.steps.numbers[index],
-                "clipped_us": intervals.length(
-                    intervals.clip(intervals.of_events(events, early), -np.inf, start_us)
-                ),
+            in_step = of_device_by_step[index]
+            row |= {
+                "clipped_us": _clipped_us(attribution, in_step, windows.start_us[index]),
                 "partial_window": not windows.whole[index] or windows.hidden[index],
-                "collective_count": int((attribution.kind[in_step] == Kind.COLLECTIVE).sum()),
+                "collective_count": attribution.collective_count(in_step),
                 "by_time_us": by_time_us[index],
             }
             if windows.hidden[index]:  # its own work ran, but its begin and end are unknown
@@ -129,7 +134,15 @@ def _device_rows(attribution: Attribution) -> Iterator[_Row]:
                 row["unlaunched_us"] = None
             if phase_of_row is not None:
                 row |= _lengths_in_phases(attribution, in_step, phase_of_row)
-            yield row, intervals.clip(exposed, start_us, windows.end_us[index])
+            yield row, intervals.clip(exposed, windows.start_us[index], windows.end_us[index])
+
+
+def _clipped_us(attribution: Attribution, in_step: IntColumn, start_us: float) -> float:
+    """Of a step's events what ran before its window, while an earlier step ended: it is cut off."""
+    events = attribution.events
+    early = in_step[(events.start_us[in_step] < start_us) & ~attribution.by_time[in_step]]
+    begun_early = intervals.of_events(events, early)
+    return intervals.length(intervals.clip(begun_early, -np.inf, start_us))
 
 
 def _lengths_in_phases(
@@ -139,16 +152,11 @@ def _lengths_in_phases(
     left out.
     """
     work = in_step[~is_among(attribution.kind[in_step], COMMUNICATION_KINDS)]
-    rows = {column: work[phase_of_row[work] == code] for code, column in enumerate(_PHASE_COLUMNS)}
-    return {
-        column: intervals.length(intervals.of_events(attribution.events, of_phase))
-        for column, of_phase in rows.items()
-    }
-
-
-def _cut_row(attribution: Attribution, index: int) -> dict[str, object]:
-    """Of a step that the file may not hold to its end: nothing is known of it."""
-    return {"step": attribution.steps.numbers[index], "partial_window": True}
+    lengths_us: dict[str, object] = {}
+    for code, column in enumerate(_PHASE_COLUMNS):
+        of_phase = work[phase_of_row[work] == code]
+        lengths_us[column] = intervals.length(intervals.of_events(attribution.events, of_phase))
+    return lengths_us
 
 
 def _lengths_in_windows(
@@ -157,22 +165,21 @@ def _lengths_in_windows(
     """What one device did in each window, by column: microseconds, NaN for a step without a
     window.
     """
-    events, windows = attribution.events, attribution.windows
+    events = attribution.events
+    windows = attribution.windows
     host_copies = intervals.of_events(events, of_device & attribution.rows(Kind.HOST_COPY))
     copies = intervals.of_events(events, of_device & attribution.rows(*COPY_KINDS))
     either = intervals.merge(compute, communication)
-    compute_us, communication_us, either_us = map(
-        windows.lengths_of, (compute, communication, either)
-    )
+    compute_us = windows.lengths_of(compute)
+    communication_us = windows.lengths_of(communication)
+    either_us = windows.lengths_of(either)
     with_host_copies_us = windows.lengths_of(intervals.merge(either, host_copies))
     step_us = windows.end_us - windows.start_us
-    # by |C ∩ K| = |C| + |K| - |C ∪ K| and |C \ K| = |C ∪ K| - |K|, without cutting intervals
     # From the begin of the call that launched it: the time that a launch takes is none in which
     # nothing was launched.
-    launched = intervals.union(
-        np.fmin(attribution.launch_us[of_device], events.start_us[of_device]),
-        events.end_us[of_device],
-    )
+    begins_us = np.fmin(attribution.launch_us[of_device], events.start_us[of_device])
+    launched = intervals.union(begins_us, events.end_us[of_device])
+    # by |C ∩ K| = |C| + |K| - |C ∪ K| and |C \ K| = |C ∪ K| - |K|, without cutting intervals
     return {
         "step_us": step_us,
         "compute_us": compute_us,
@@ -192,17 +199,16 @@ def _phase_of_launch(attribution: Attribution) -> IntColumn | None:
 
     By time, whatever the thread: the backward pass launches from autograd's own threads.
     """
-    events, names = attribution.events, phases.STEP_PHASES
-    rows = np.flatnonzero(
-        named_annotations(events, phases.PREFIX) & events.named(names.__contains__)
-    )
-    if not len(rows):
+    events = attribution.events
+    names = phases.STEP_PHASES
+    ranges = named_annotations(events, phases.PREFIX) & events.named(names.__contains__)
+    if not ranges.any():
         return None
+    rows = np.flatnonzero(ranges)
     rows = rows[np.lexsort((events.end_us[rows], events.start_us[rows]))]
-    codes = [names.index(events.names[code]) for code in events.name[rows].tolist()]
-    return np.array([*codes, -1])[
-        intervals.index_at(events.start_us[rows], events.end_us[rows], attribution.launch_us)
-    ]
+    codes = [names.index(events.name_of(row)) for row in rows.tolist()]
+    starts, ends = intervals.spans(events, rows).T
+    return np.append(codes, -1)[intervals.index_at(starts, ends, attribution.launch_us)]
 
 
 def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]:
@@ -213,76 +219,72 @@ def reduction_ends_us(attribution: Attribution) -> dict[int | None, list[float]]
     pass launched, on all devices of the process: empty without dpscope's ranges. On a CPU the end
     of the last of DDP's copies after each of its forward passes.
     """
-    events, ends_us = attribution.events, dict[int | None, list[float]]()
-    passes = np.zeros(len(events), dtype=np.int64)  # the forward pass that each event follows
+    events = attribution.events
+    ends_us: dict[int | None, list[float]] = {}
+    begins_us = np.empty(0)  # of the forward passes
     if attribution.on_device:
-        if (phase := _phase_of_launch(attribution)) is None:
+        phase = _phase_of_launch(attribution)
+        if phase is None:
             return ends_us
-        launched = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0) & ~attribution.by_time
+        launched = attribution.in_steps(*DEVICE_KINDS) & ~attribution.by_time
         last = launched & (phase == phases.STEP_PHASES.index(phases.BACKWARD))
     else:
         last = gloo.copies_out(events)
-        passes = np.searchsorted(
-            np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)]), events.start_us
-        )
+        begins_us = np.sort(events.start_us[named_annotations(events, _DDP_FORWARD)])
     for number, rows in zip(attribution.steps.numbers, attribution.by_step(last), strict=True):
         if len(rows):
-            reduced = (rows[passes[rows] == pass_number] for pass_number in np.unique(passes[rows]))
-            ends_us[number] = sorted(float(events.end_us[copies].max()) for copies in reduced)
+            passes = Groups.by([np.searchsorted(begins_us, events.start_us[rows])], len(rows))
+            ends_us[number] = sorted(passes.most(events.end_us[rows]).tolist())
     return ends_us
 
 
 def _cpu_rows(attribution: Attribution) -> Iterator[_Row]:
-    events, steps, numbers = attribution.events, attribution.steps, attribution.steps.numbers
+    events = attribution.events
+    steps = attribution.steps
     if not len(events):
         return
-    compute, empty = cpu_compute(attribution), set(empty_steps(attribution).tolist())
-    annotations = events.is_category(Category.USER_ANNOTATION)
+    compute = cpu_compute(attribution)
+    empty = empty_steps(attribution)
     # else the trace has no such ranges at all
     named = _PHASE_COLUMNS.items() if phases.FORWARD in events.names else ()
     ranges_of_step = {
-        name: attribution.by_step(annotations & events.named(phase.__eq__)) for name, phase in named
+        name: attribution.by_step(events.annotations & events.named(phase.__eq__))
+        for name, phase in named
     }
-    first_us, last_us = float(events.start_us.min()), float(events.end_us.max())
-    for index, rows in enumerate(
-        attribution.by_step(attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE))
-    ):
-        start, end = (
-            max(float(steps.start_us[index]), first_us),
-            min(float(steps.end_us[index]), last_us),
-        )
+    starts = np.maximum(steps.start_us, events.start_us.min()).tolist()
+    ends = np.minimum(steps.end_us, events.end_us.max()).tolist()
+    communicates = attribution.rows(Kind.COLLECTIVE, Kind.HOST_RANGE)
+    for index, rows in enumerate(attribution.by_step(communicates)):
+        window = starts[index], ends[index]
+        step_us = ends[index] - starts[index]
+        row: dict[str, object] = {"step": steps.numbers[index]}
         if attribution.windows.cut[index]:
-            yield _cut_row(attribution, index), intervals.EMPTY
+            yield row | _CUT, intervals.EMPTY
             continue
         if index in empty:
-            yield (
-                {"step": numbers[index], "step_us": end - start, "partial_window": True},
-                intervals.EMPTY,
-            )
+            yield row | _CUT | {"step_us": step_us}, intervals.EMPTY
             continue
         called = intervals.of_events(events, rows)
-        communication = intervals.clip(called, start, end)
-        compute_us = intervals.length_within(compute, np.array([[start, end]]))
+        communication = intervals.clip(called, *window)
+        compute_us = intervals.length_within(compute, np.array([window]))
         communication_us = intervals.length(communication)
         hidden_us = intervals.length_within(compute, communication)
-        in_ranges = {
-            name: intervals.of_events(events, of_step[index])
-            for name, of_step in ranges_of_step.items()
-        }
-        row: dict[str, object] = {
-            "step": numbers[index],
-            "step_us": end - start,
+        exposed_us = communication_us - hidden_us
+        row |= {
+            "step_us": step_us,
             "compute_us": compute_us,
             "communication_us": communication_us,
             "hidden_us": hidden_us,
-            "exposed_us": communication_us - hidden_us,
-            "idle_us": (end - start) - compute_us - (communication_us - hidden_us),
+            "exposed_us": exposed_us,
+            "idle_us": step_us - compute_us - exposed_us,
             "clipped_us": intervals.length(called) - communication_us,
-            "partial_window": numbers[index] is None or index == len(numbers) - 1 > 0,
-            "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
-            **{name: intervals.length_within(compute, spans) for name, spans in in_ranges.items()},
+            "partial_window": not steps.marked or index == len(steps) - 1 > 0,
+            "collective_count": attribution.collective_count(rows),
         }
-        yield row, intervals.difference(communication, intervals.clip(compute, start, end))
+        for name, of_step in ranges_of_step.items():
+            ranges = intervals.of_events(events, of_step[index])
+            row[name] = intervals.length_within(compute, ranges)
+        yield row, intervals.difference(communication, intervals.clip(compute, *window))
 
 
 def cpu_compute(attribution: Attribution) -> Intervals:
@@ -301,18 +303,17 @@ def compute_by_thread(attribution: Attribution) -> Iterator[tuple[IntColumn, Int
     with all that is inside.
     """
     events = attribution.events
-    kinds = (Kind.COMPUTE, Kind.HOST_RANGE, Kind.COMMUNICATION_CALL)
-    compute, copies, calls = (np.flatnonzero(attribution.rows(kind)) for kind in kinds)
+    compute = np.flatnonzero(attribution.rows(Kind.COMPUTE))
+    copies = np.flatnonzero(attribution.rows(Kind.HOST_RANGE))
+    calls = np.flatnonzero(attribution.rows(Kind.COMMUNICATION_CALL))
     waiting_threads, waits = _waits_in_callers(attribution)
     for thread in np.unique(events.thread[compute]).tolist():
-        operators, copies_here, calls_here = (
-            rows[events.thread[rows] == thread] for rows in (compute, copies, calls)
-        )
-        waits_here = np.concatenate(
-            (intervals.spans(events, calls_here), waits[waiting_threads == thread])
-        )
+        operators = compute[events.thread[compute] == thread]
+        in_calls = intervals.spans(events, calls[events.thread[calls] == thread])
+        waits_here = np.concatenate((in_calls, waits[waiting_threads == thread]))
         computed = _innermost(intervals.spans(events, operators), waits_here)
-        yield operators, intervals.difference(computed, intervals.of_events(events, copies_here))
+        copied = intervals.of_events(events, copies[events.thread[copies] == thread])
+        yield operators, intervals.difference(computed, copied)
 
 
 def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
@@ -334,11 +335,12 @@ def _innermost(operators: Intervals, waits: Intervals) -> Intervals:
 
 def _begin_inside(spans: Intervals, others: Intervals) -> BoolColumn:
     """Which spans begin in one of these disjoint intervals and are not the whole of it, or more."""
-    if not len(others):
-        return np.zeros(len(spans), dtype=np.bool_)
-    place = intervals.index_at(others[:, 0], others[:, 1], spans[:, 0])
-    around = others[place]
-    return (place >= 0) & ((spans[:, 0] > around[:, 0]) | (spans[:, 1] < around[:, 1]))
+    starts, ends = spans.T
+    place = intervals.index_at(others[:, 0], others[:, 1], starts)
+    # none is inside of the one behind the last
+    around_starts, around_ends = np.append(others, [[np.inf, -np.inf]], axis=0)[place].T
+    inside: BoolColumn = (starts > around_starts) | (ends < around_ends)
+    return inside
 
 
 def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
@@ -353,11 +355,9 @@ def _waits_in_callers(attribution: Attribution) -> tuple[IntColumn, Intervals]:
     collectives = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     callers = gloo.creators(events, collectives)
     within = innermost(events, callers, attribution.rows(Kind.COMPUTE))
-    functional = (
-        innermost(events, callers, named_operators(events, "_c10d_functional", "c10d_functional"))
-        >= 0
-    )
-    rows = np.flatnonzero((within >= 0) & ~functional)
-    starts = events.start_us[callers[rows]]
-    ends = np.minimum(events.end_us[within[rows]], events.end_us[collectives[rows]])
-    return events.thread[callers[rows]], np.stack((starts, np.maximum(starts, ends)), axis=1)
+    functional = named_operators(events, "_c10d_functional", "c10d_functional")
+    waits = (within >= 0) & (innermost(events, callers, functional) < 0)
+    callers = callers[waits]
+    starts = events.start_us[callers]
+    ends = np.minimum(events.end_us[within[waits]], events.end_us[collectives[waits]])
+    return events.thread[callers], np.column_stack((starts, np.maximum(starts, ends)))

@@ -5,9 +5,9 @@ Matching across ranks is `ranks/matching`'s.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,14 +15,13 @@ import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
-    Category,
     CommunicationArgs,
     EventTable,
     FloatColumn,
     IntColumn,
     ProcessGroup,
 )
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_bytes, group_size
 from dpscope.analysis.traces.steps import gloo, intervals
 from dpscope.analysis.traces.steps.attribution import NO_STEP, Attribution
@@ -69,41 +68,50 @@ def in_mesh(
     if not is_mesh or any(collective.args.group is not None for collective in named):
         return list(named)
     within, between = described[SHARD], described[REPLICATE]
-    of_shards = [
-        collective
-        for collective in named
-        if collective.kind in _SHARDING and collective.size == len(within.ranks)
-    ]
-    shards = {_shard_elements(shard.args) for shard in of_shards if shard.kind == "reduce_scatter"}
-    group_of = dict.fromkeys(of_shards, within)
-    group_of |= {
-        collective: between
-        for collective in named
-        if collective.kind == "all_reduce" and collective.args.input_elements in shards
-    }
-    return [_in_group(collective, group_of.get(collective)) for collective in named]
+    shard_elements: set[int] = set()  # what a reduce-scatter leaves to a rank
+    in_groups = []
+    for collective in named:
+        if collective.kind == "reduce_scatter" and collective.size == len(within.ranks):
+            args = collective.args
+            shard_elements.add(min(args.input_elements or 0, args.output_elements or 0))
+    for collective in named:
+        if collective.kind in _SHARDING and collective.size == len(within.ranks):
+            in_groups.append(_in_group(collective, within))
+        elif collective.kind == "all_reduce" and collective.args.input_elements in shard_elements:
+            in_groups.append(_in_group(collective, between))
+        else:
+            in_groups.append(collective)
+    return in_groups
 
 
-def _shard_elements(args: CommunicationArgs) -> int:
-    """What a reduce-scatter leaves to a rank."""
-    return min(args.input_elements or 0, args.output_elements or 0)
-
-
-def _in_group(collective: NamedCollective, group: ProcessGroup | None) -> NamedCollective:
-    if group is None:
-        return collective
-    ranks = group.ranks
-    return collective._replace(
-        args=replace(
-            collective.args, group=group.name, group_ranks=str(list(ranks)), group_size=len(ranks)
-        )
-    )
+def _in_group(collective: NamedCollective, group: ProcessGroup) -> NamedCollective:
+    ranks = list(group.ranks)
+    args = replace(collective.args, group=group.name, group_ranks=str(ranks), group_size=len(ranks))
+    return collective._replace(args=args)
 
 
 COLUMNS = (
-    "rank", "device", "step", "kind", "moved_as", "group", "group_ranks", "sequence", "order", "bytes", "group_size", "start_us",
-    "duration_us", "queue_us", "ready_us", "concurrent", "compute_done", "compute_stream", "compiled_share", "held_us",
-)  # fmt: skip
+    "rank",
+    "device",
+    "step",
+    "kind",
+    "moved_as",
+    "group",
+    "group_ranks",
+    "sequence",
+    "order",
+    "bytes",
+    "group_size",
+    "start_us",
+    "duration_us",
+    "queue_us",
+    "ready_us",
+    "concurrent",
+    "compute_done",
+    "compute_stream",
+    "compiled_share",
+    "held_us",
+)
 
 _NO_ARGS = CommunicationArgs()
 _NO_SIZES: dict[str, None] = dict.fromkeys(
@@ -131,14 +139,18 @@ def collective_table(
     `kind_of_row` is the kind of event rows whose kind neither a record nor a name shows, as RCCL's
     kernels in DataParallel.
     """
-    events, on_device, trace = attribution.events, attribution.on_device, attribution.trace
+    events = attribution.events
+    on_device = attribution.on_device
+    trace = attribution.trace
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
-    when = attribution.launch_us[rows] if on_device else events.start_us[rows]
-    rows = rows[np.argsort(np.where(np.isfinite(when), when, events.start_us[rows]), kind="stable")]
+    requested_us = attribution.requested_us[rows]
+    when_us = np.where(np.isfinite(requested_us), requested_us, events.start_us[rows])
+    rows = rows[np.argsort(when_us, kind="stable")]
     named = list(_named(attribution, rows, kind_of_row))
     if not on_device:
         named = in_mesh(named, trace.process_groups)
-    kinds, ranks = [collective.kind for collective in named], _group_sizes(named, trace.world_size)
+    kinds = [collective.kind for collective in named]
+    ranks = _group_sizes(named, trace.world_size)
     numbers = (*attribution.steps.numbers, None)  # NO_STEP is the last
     ready = _ready_us(attribution, rows)
     done, compiled = _compute_shares(attribution, rows, ready)
@@ -197,19 +209,19 @@ def _named(
     sources = _launched_in(attribution, rows)
     shared = [_shared(events, source, rows) for source in sources]
     for index, row in enumerate(rows.tolist()):
-        linked = [int(source[index]) for source in sources]
         recorded = [events.communication.get(row, _NO_ARGS)]
-        for source, of_several in zip(linked, shared, strict=True):
-            of_source = events.communication.get(source, _NO_ARGS)
-            recorded.append(replace(of_source, **_NO_SIZES) if of_several[index] else of_source)
+        names = []
+        for source, is_shared in zip(sources, shared, strict=True):
+            launcher = int(source[index])
+            if launcher < 0:
+                continue
+            args = events.communication.get(launcher, _NO_ARGS)
+            recorded.append(replace(args, **_NO_SIZES) if is_shared[index] else args)
+            names.append(events.name_of(launcher))
         args = _first_known(recorded)
-        names = (
-            args.collective_name or "",
-            *(events.names[events.name[event]] for event in (*linked, row) if event >= 0),
-        )
-        yield NamedCollective(
-            args, next(filter(None, map(collective_kind, names)), kind_of_row.get(row))
-        )
+        names = [args.collective_name or "", *names, events.name_of(row)]
+        kinds = filter(None, map(collective_kind, names))
+        yield NamedCollective(args, next(kinds, kind_of_row.get(row)))
 
 
 def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
@@ -219,22 +231,23 @@ def _launched_in(attribution: Attribution, rows: IntColumn) -> list[IntColumn]:
     events = attribution.events
     if not attribution.on_device:  # only the operator is known
         return [gloo.creators(events, rows)]
-    operators = events.is_category(Category.CPU_OP)
     candidates = (
-        *(operators & events.named(source.match) for source in (_RECORD, _OPERATOR)),
+        events.operators & events.named(_RECORD.match),
+        events.operators & events.named(_OPERATOR.match),
         nccl_ranges(events),
         nccl_calls(events),
     )
-    return [innermost(events, attribution.launch_row[rows], candidate) for candidate in candidates]
+    launches = attribution.launch_row[rows]
+    return [innermost(events, launches, candidate) for candidate in candidates]
 
 
 def _first_known(recorded: Sequence[CommunicationArgs]) -> CommunicationArgs:
     """Each argument from the first that knows it."""
-    values = (
-        filter(lambda value: value is not None, map(attrgetter(name), recorded))
-        for name in CommunicationArgs.__slots__
-    )
-    return CommunicationArgs(*(next(known, None) for known in values))
+    first = recorded[0]
+    for args in recorded[1:]:
+        lacking = [name for name in CommunicationArgs.__slots__ if getattr(first, name) is None]
+        first = replace(first, **{name: getattr(args, name) for name in lacking})
+    return first
 
 
 def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColumn:
@@ -242,9 +255,8 @@ def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColum
 
     Its size may then be that of them together, and is given to none of them.
     """
-    places = np.stack((source, events.device[rows]), axis=1)
-    _, inverse, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
-    return (counts[inverse.ravel()] > 1) & (source >= 0)
+    launches = Groups.by([source, events.device[rows]], len(rows))
+    return launches.sizes[launches.code] > 1
 
 
 def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
@@ -262,13 +274,13 @@ def _ready_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
     ready = np.full(len(rows), np.nan)
     compute = attribution.rows(Kind.COMPUTE) & np.isfinite(attribution.launch_us)
     for device in np.unique(events.device[rows]):
-        own = np.flatnonzero(compute & (events.device == device))
-        own = own[np.argsort(attribution.launch_us[own], kind="stable")]
-        reach = np.concatenate(([-np.inf], np.maximum.accumulate(events.end_us[own])))
-        of_device = np.flatnonzero(events.device[rows] == device)
-        launch = attribution.launch_us[rows[of_device]]
-        before = np.searchsorted(attribution.launch_us[own], launch, side="left")
-        ready[of_device] = np.maximum(reach[before], launch)
+        kernels = np.flatnonzero(compute & (events.device == device))
+        kernels = kernels[np.argsort(attribution.launch_us[kernels], kind="stable")]
+        reach = np.maximum.accumulate(np.append(-np.inf, events.end_us[kernels]))
+        here = events.device[rows] == device
+        launch_us = attribution.launch_us[rows[here]]
+        before = np.searchsorted(attribution.launch_us[kernels], launch_us)
+        ready[here] = np.maximum(reach[before], launch_us)
     return ready
 
 
@@ -277,30 +289,31 @@ def _concurrent(attribution: Attribution, rows: IntColumn) -> IntColumn:
     time.
     """
     events = attribution.events
-    spans = intervals.spans(events, rows) if attribution.on_device else gloo.in_flight(events, rows)
-    others, devices = np.zeros((2, len(rows)), dtype=np.int64)
-    if attribution.on_device:
-        devices = events.device[rows]
+    devices = events.device[rows]
+    spans = intervals.spans(events, rows)
+    if not attribution.on_device:
+        devices = np.zeros_like(devices)
+        spans = gloo.in_flight(events, rows)
+    others = np.zeros_like(devices)
     for device in np.unique(devices):
-        own = np.flatnonzero(devices == device)
-        begun = np.searchsorted(np.sort(spans[own, 0]), spans[own, 1], side="left")
-        ended = np.searchsorted(np.sort(spans[own, 1]), spans[own, 0], side="right")
-        others[own] = begun - ended - (spans[own, 1] > spans[own, 0])
+        here = devices == device
+        starts, ends = spans[here].T
+        begun = np.searchsorted(np.sort(starts), ends)
+        ended = np.searchsorted(np.sort(ends), starts, side="right")
+        others[here] = begun - ended - (ends > starts)
     return others
 
 
 def range_counts(attribution: Attribution) -> dict[str, dict[int | None, int]]:
     """How often each of dpscope's ranges occurs in each step."""
-    events, counts = attribution.events, dict[str, dict[int | None, int]]()
+    events = attribution.events
+    counts: dict[str, dict[int | None, int]] = defaultdict(Counter)
     rows = np.flatnonzero(named_annotations(events, phases.PREFIX))
-    for row, step in zip(rows, attribution.steps.index_at(events.start_us[rows]), strict=True):
+    steps = attribution.steps.index_at(events.start_us[rows])
+    for row, step in zip(rows.tolist(), steps.tolist(), strict=True):
         if step != NO_STEP:
-            own, number = (
-                counts.setdefault(events.names[events.name[row]], {}),
-                attribution.steps.numbers[step],
-            )
-            own[number] = own.get(number, 0) + 1
-    return counts
+            counts[events.name_of(row)][attribution.steps.numbers[step]] += 1
+    return dict(counts)
 
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
@@ -318,20 +331,19 @@ def _held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None])
     held = np.full(len(rows), np.nan)
     if not attribution.on_device:
         return held
-    events, launch_us = attribution.events, attribution.launch_us
-    reduces = np.array([kind in REDUCING for kind in kinds], dtype=bool) & np.isfinite(
-        launch_us[rows]
-    )
-    computing = attribution.rows(Kind.COMPUTE) & np.isfinite(launch_us)
-    for own, here in _by_step_and_device(attribution, rows, reduces, computing):
-        earlier = own[launch_us[own] < launch_us[rows[here]].max()]
-        waiting = intervals.union(
-            events.end_us[attribution.launch_row[earlier]], events.start_us[earlier]
-        )
-        still = intervals.difference(waiting, intervals.of_events(events, own))
-        held[here] = intervals.lengths_within(
-            still, events.start_us[rows[here]], events.end_us[rows[here]]
-        )
+    events = attribution.events
+    launch_us = attribution.launch_us
+    launched = np.isfinite(launch_us)
+    reduces = np.array([kind in REDUCING for kind in kinds], dtype=bool) & launched[rows]
+    computing = attribution.rows(Kind.COMPUTE) & launched
+    for kernels, here in _by_step_and_device(attribution, rows, reduces, computing):
+        reductions = rows[here]
+        earlier = kernels[launch_us[kernels] < launch_us[reductions].max()]
+        launches = attribution.launch_row[earlier]
+        waiting = intervals.union(events.end_us[launches], events.start_us[earlier])
+        still = intervals.difference(waiting, intervals.of_events(events, kernels))
+        starts, ends = intervals.spans(events, reductions).T
+        held[here] = intervals.lengths_within(still, starts, ends)
     return held
 
 
@@ -355,29 +367,26 @@ def _compute_shares(
     """
     events = attribution.events
     done, compiled = np.full((2, len(rows)), np.nan)
-    graphs = np.flatnonzero(events.is_category(Category.CPU_OP) & events.named(_GRAPH.__eq__))
+    graphs = np.flatnonzero(events.operators & events.named(_GRAPH.__eq__))
     graphs = graphs[np.argsort(events.end_us[graphs], kind="stable")]
-    called_us = attribution.launch_us if attribution.on_device else events.start_us
-    for own, here in _by_step_and_device(
-        attribution, rows, np.isfinite(ready_us), _before_optimizer(attribution)
-    ):
-        computed = intervals.of_events(events, own)
+    requested_us = attribution.requested_us
+    when_us = requested_us[rows] if attribution.on_device else ready_us
+    last_graph = np.searchsorted(events.end_us[graphs], when_us, side="right") - 1
+    before_optimizer = _before_optimizer(attribution)
+    known = np.isfinite(ready_us)
+    for kernels, here in _by_step_and_device(attribution, rows, known, before_optimizer):
+        computed = intervals.of_events(events, kernels)
         total_us = intervals.length(computed)
         if not total_us > 0:
             continue
         done[here] = intervals.length_before(computed, ready_us[here]) / total_us
         compiled[here] = 0.0
-        begins = attribution.steps.start_us[attribution.step[rows[here[0]]]]
-        when = called_us[rows[here]] if attribution.on_device else ready_us[here]
-        for place, last in zip(
-            here, np.searchsorted(events.end_us[graphs], when, side="right") - 1, strict=True
-        ):
-            if last >= 0 and events.start_us[graphs[last]] >= begins:
-                graph = graphs[last]
-                inside = own[
-                    (called_us[own] >= events.start_us[graph])
-                    & (called_us[own] < events.end_us[graph])
-                ]
+        begins_us = attribution.steps.start_us[attribution.step[rows[here[0]]]]
+        for place in here[last_graph[here] >= 0].tolist():
+            graph = graphs[last_graph[place]]
+            if events.start_us[graph] >= begins_us:
+                since_us = requested_us[kernels] - events.start_us[graph]
+                inside = kernels[(since_us >= 0) & (requested_us[kernels] < events.end_us[graph])]
                 compiled[place] = intervals.length(intervals.of_events(events, inside)) / total_us
     return done, compiled
 
@@ -390,28 +399,28 @@ def _by_step_and_device(
     """
     devices = attribution.events.device
     of_step = attribution.by_step(computing)
-    wanted = wanted & (attribution.step[rows] >= 0)
-    places = np.stack((attribution.step[rows], devices[rows]), axis=1)
-    for step, device in np.unique(places[wanted], axis=0):
-        own = of_step[step]
-        here = np.flatnonzero(wanted & (places == (step, device)).all(axis=1))
-        yield (own[devices[own] == device] if attribution.on_device else own), here
+    places = np.flatnonzero(wanted & (attribution.step[rows] >= 0))
+    for of_place in Groups.by(
+        [attribution.step[rows[places]], devices[rows[places]]], len(places)
+    ).rows():
+        here = places[of_place]
+        first = rows[here[0]]
+        kernels = of_step[attribution.step[first]]
+        if attribution.on_device:
+            kernels = kernels[devices[kernels] == devices[first]]
+        yield kernels, here
 
 
 def _before_optimizer(attribution: Attribution) -> BoolColumn:
     """Rows that compute in a step, those that the optimizer launched left out."""
     events = attribution.events
-    computing = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
-    ranges = np.flatnonzero(
-        named_annotations(events, "Optimizer.step#") | named_annotations(events, phases.OPTIMIZER)
-    )
-    if not len(ranges):
-        return computing
-    begins = np.full(len(attribution.steps), np.inf)
-    places = attribution.steps.index_at(events.start_us[ranges])
-    np.minimum.at(begins, places[places >= 0], events.start_us[ranges[places >= 0]])
-    called_us = attribution.launch_us if attribution.on_device else events.start_us
-    return computing & ~(called_us >= begins[np.maximum(attribution.step, 0)])
+    computing = attribution.in_steps(Kind.COMPUTE)
+    by_torch = named_annotations(events, "Optimizer.step#")
+    starts = events.start_us[by_torch | named_annotations(events, phases.OPTIMIZER)]
+    step = attribution.steps.index_at(starts)
+    begins_us = np.full(len(attribution.steps) + 1, np.inf)  # NO_STEP is the last
+    np.minimum.at(begins_us, step[step >= 0], starts[step >= 0])
+    return computing & ~(attribution.requested_us >= begins_us[attribution.step])
 
 
 def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
@@ -419,12 +428,12 @@ def _on_compute_stream(attribution: Attribution, rows: IntColumn) -> BoolColumn:
     nothing hides it.
     """
     events = attribution.events
-    computing = np.flatnonzero(attribution.rows(Kind.COMPUTE))
-    every, count = np.concatenate((rows, computing)), len(rows)
-    table = Table.of(device=events.device[every], thread=events.thread[every])
-    spent = np.append(np.zeros(count), events.duration_us[computing])
-    times, totals = (
-        groups.sums(spent)[groups.code[:count]]
-        for groups in (table.group("device", "thread"), table.group("device"))
-    )
-    return (totals > 0) & (times >= _COMPUTES * totals)
+    every = np.append(rows, np.flatnonzero(attribution.rows(Kind.COMPUTE)))
+    spent_us = events.duration_us[every]
+    spent_us[: len(rows)] = 0.0
+    streams = Groups.by([events.device[every], events.thread[every]], len(every))
+    devices = Groups.by([events.device[every]], len(every))
+    of_stream_us = streams.sums(spent_us)[streams.code]
+    of_device_us = devices.sums(spent_us)[devices.code]
+    computes = (of_device_us > 0) & (of_stream_us >= _COMPUTES * of_device_us)
+    return computes[: len(rows)]

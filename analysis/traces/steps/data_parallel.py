@@ -8,18 +8,20 @@ of its broadcast. Source: torch/nn/parallel/data_parallel.py.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import (
     BoolColumn,
     Category,
+    CommunicationArgs,
     EventTable,
     FloatColumn,
     IntColumn,
 )
-from dpscope.analysis.traces.reading.table import Table
+from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.analysis.traces.reading.tensor_sizes import buffer_sizes
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
@@ -27,13 +29,24 @@ from dpscope.analysis.traces.steps.breakdown import cpu_compute
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, DEVICE_KINDS, Kind
 from dpscope.analysis.traces.steps.intervals import Intervals, innermost
 from dpscope.profiling.records import range_names as phases
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.run import ParameterSizes, TensorSize
+
+_Key = TypeVar("_Key")
 
 OTHER = "other"
 PHASES = (
-    "host_to_device", "scatter", "replicate", "parallel_apply", "gather", "loss_backward", "gradient_reduce", "optimizer",
+    "host_to_device",
+    "scatter",
+    "replicate",
+    "parallel_apply",
+    "gather",
+    "loss_backward",
+    "gradient_reduce",
+    "optimizer",
     OTHER,
-)  # fmt: skip
+)
+_NO_ARGS = CommunicationArgs()
 # by NCCL
 _OF_MODEL = {PHASES.index("replicate"): "broadcast", PHASES.index("gradient_reduce"): "reduce"}
 
@@ -45,20 +58,19 @@ _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
 _FROM_HOST = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
 _FORWARD_OPERATOR = re.compile(r"^(?:Scatter|Broadcast|Gather)$")
+_FORWARD_RANGES = (phases.SCATTER, phases.REPLICATE, phases.GATHER)
 
 
 def launch_phases(attribution: Attribution) -> IntColumn:
     """Phase of every device event of a step, an index in PHASES; what has no launch is OTHER. -1
     for all other events.
     """
-    phase, from_host = (
-        np.full(len(attribution.events), -1),
-        attribution.events.named(_FROM_HOST.search),
-    )
-    rows = np.flatnonzero(attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0))
+    phase = np.full(len(attribution.events), -1)
+    rows = np.flatnonzero(attribution.in_steps(*DEVICE_KINDS))
     phase[rows] = PHASES.index(OTHER)
     rows = rows[attribution.launch_row[rows] >= 0]
-    for name, where in _rules(attribution, attribution.launch_row[rows], from_host[rows]):
+    from_host = attribution.events.named(_FROM_HOST.search)[rows]
+    for name, where in _rules(attribution, attribution.launch_row[rows], from_host):
         phase[rows[where]] = PHASES.index(name)  # later rules win
     return phase
 
@@ -67,12 +79,11 @@ def _rules(
     attribution: Attribution, launch: IntColumn, from_host: BoolColumn
 ) -> list[tuple[str, BoolColumn]]:
     """Phases and the launches that belong to them, from the widest rule to the narrowest."""
-    events, steps_us = attribution.events, np.sort(attribution.steps.start_us)
+    events = attribution.events
+    steps_us = np.sort(attribution.steps.start_us)
     times = events.start_us[launch]
-    operators, annotations = (
-        events.is_category(Category.CPU_OP),
-        events.is_category(Category.USER_ANNOTATION),
-    )
+    operators = events.operators
+    annotations = events.annotations
 
     def inside(matches: Callable[[str], object], ranges: BoolColumn) -> BoolColumn:
         """In a range of such a name on its own thread."""
@@ -80,10 +91,8 @@ def _rules(
 
     def during(name: str) -> BoolColumn:
         """In a user range of that name, with or without a replica's index, on any thread."""
-        ranges = np.flatnonzero(
-            annotations & events.named(lambda event_name: phases.base_name(event_name) == name)
-        )
-        ranges = ranges[np.argsort(events.start_us[ranges], kind="stable")]
+        is_named = events.named(lambda event_name: phases.base_name(event_name) == name)
+        ranges = events.in_order(np.flatnonzero(annotations & is_named))
         return intervals.index_at(events.start_us[ranges], events.end_us[ranges], times) >= 0
 
     starts, ends, threads = _forward_calls(attribution)
@@ -130,24 +139,21 @@ def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, 
     outside of backward nodes.
     """
     events = attribution.events
-    operators, annotations = (
-        events.is_category(Category.CPU_OP),
-        events.is_category(Category.USER_ANNOTATION),
-    )
-    rows = np.flatnonzero((operators | annotations) & events.named("DataParallel.forward".__eq__))
-    if len(rows):
-        rows = rows[np.argsort(events.start_us[rows], kind="stable")]
+    operators = events.operators
+    annotations = events.annotations
+    forward = (operators | annotations) & events.named("DataParallel.forward".__eq__)
+    if forward.any():
+        rows = events.in_order(np.flatnonzero(forward))
         return events.start_us[rows], events.end_us[rows], events.thread[rows]
-    own_ranges = annotations & events.named(
-        (phases.SCATTER, phases.REPLICATE, phases.GATHER).__contains__
-    )
-    rows = np.flatnonzero((operators & events.named(_FORWARD_OPERATOR.match)) | own_ranges)
+    phase_ranges = annotations & events.named(_FORWARD_RANGES.__contains__)
+    rows = np.flatnonzero((operators & events.named(_FORWARD_OPERATOR.match)) | phase_ranges)
     rows = rows[innermost(events, rows, operators & events.named(_BACKWARD_NODE.match)) < 0]
-    of_step = attribution.steps.index_at(events.start_us[rows])
-    calls = [rows[of_step == step] for step in np.unique(of_step[of_step >= 0])]
-    starts = np.array([events.start_us[own].min() for own in calls])
-    ends = np.array([events.end_us[own].max() for own in calls])
-    return starts, ends, np.array([events.thread[own[0]] for own in calls], dtype=np.int64)
+    step = attribution.steps.index_at(events.start_us[rows])
+    rows = rows[step >= 0]
+    steps = Groups.by([step[step >= 0]], len(rows), in_order=True)
+    starts = steps.least(events.start_us[rows])
+    ends = steps.most(events.end_us[rows])
+    return starts, ends, events.thread[rows[steps.first]]
 
 
 COPY_COLUMNS = ("rank", "device", "step", "bytes", "model_bytes", "count")
@@ -160,7 +166,7 @@ def peer_copies(attribution: Attribution) -> Table:
     not of inputs and outputs.
     """
     events = attribution.events
-    rows = np.flatnonzero(attribution.rows(Kind.PEER_COPY) & (attribution.step >= 0))
+    rows = np.flatnonzero(attribution.in_steps(Kind.PEER_COPY))
     steps = [attribution.steps.numbers[step] for step in attribution.step[rows]]
     copies = Table.of(rank=attribution.trace.rank, device=events.device[rows], step=steps)
     places = copies.group("device", "step", in_order=True)
@@ -176,8 +182,17 @@ def peer_copies(attribution: Attribution) -> Table:
 
 
 COLUMNS = (
-    "rank", "device", "replica", "step", "phase", "time_us", "exposed_us", "copied_bytes", "collective_count", "collective_bytes",
-)  # fmt: skip
+    "rank",
+    "device",
+    "replica",
+    "step",
+    "phase",
+    "time_us",
+    "exposed_us",
+    "copied_bytes",
+    "collective_count",
+    "collective_bytes",
+)
 
 _DP_NAME = re.compile(
     r"^(?:DataParallel\.forward|dpscope::dp_.*|Broadcast|ReduceAddCoalesced|GatherBackward)$"
@@ -210,7 +225,7 @@ def is_data_parallel(attribution: Attribution) -> bool:
     leaves.
     """
     events = attribution.events
-    device = attribution.rows(*DEVICE_KINDS) & (attribution.step >= 0)
+    device = attribution.in_steps(*DEVICE_KINDS)
     if len(np.unique(events.device[device])) < 2:
         return False
     return any(map(_DP_NAME.match, events.names))
@@ -226,73 +241,61 @@ def collective_kinds(attribution: Attribution) -> dict[int, str]:
     rows = np.flatnonzero(attribution.rows(Kind.COLLECTIVE))
     if not len(rows) or not attribution.on_device or not is_data_parallel(attribution):
         return {}
-    codes = launch_phases(attribution)[rows].tolist()
-    return {
-        row: _OF_MODEL[code]
-        for row, code in zip(rows.tolist(), codes, strict=True)
-        if code in _OF_MODEL
-    }
+    phase = launch_phases(attribution)
+    return {row: _OF_MODEL[phase[row]] for row in rows.tolist() if phase[row] in _OF_MODEL}
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not is_data_parallel(attribution):
         return
-    events, windows, phase = attribution.events, attribution.windows, launch_phases(attribution)
-    operators = events.is_category(Category.CPU_OP) & events.named(_COALESCED.match)
+    events = attribution.events
+    windows = attribution.windows
+    phase = launch_phases(attribution)
+    operators = events.operators & events.named(_COALESCED.match)
     coalesced = innermost(events, attribution.launch_row, operators)
-    communicates, computes = (
-        attribution.rows(*COMMUNICATION_KINDS),
-        (phase >= 0) & attribution.rows(Kind.COMPUTE),
-    )
+    communicates = attribution.rows(*COMMUNICATION_KINDS)
+    computes = attribution.in_steps(Kind.COMPUTE)
     devices = np.unique(events.device[phase >= 0]).tolist()
     compute = {
         device: intervals.of_events(events, computes & (events.device == device))
         for device in devices
     }
     occupied = {device: attribution.occupies(device) for device in devices}
-    for step, rows in enumerate(
-        attribution.by_step((phase >= 0) & ~windows.is_cut(attribution.step))
-    ):
-        start_us, end_us = float(windows.start_us[step]), float(windows.end_us[step])
+    shown = (phase >= 0) & ~windows.is_cut(attribution.step)
+    for step, of_step in enumerate(attribution.by_step(shown)):
+        window = float(windows.start_us[step]), float(windows.end_us[step])
         for device in devices:
-            own = rows[occupied[device][rows]]
-            of_phase = {name: own[phase[own] == code] for code, name in enumerate(PHASES)}
-            exposed_us: dict[str, float] = {}
-            if np.isfinite(end_us):  # else exposed time is unknown
-                spans = {
-                    name: intervals.of_events(events, some[communicates[some]])
-                    for name, some in of_phase.items()
+            of_device = of_step[occupied[device][of_step]]
+            rows_of = {
+                name: of_device[phase[of_device] == code] for code, name in enumerate(PHASES)
+            }
+            spans = {
+                name: intervals.of_events(events, rows[communicates[rows]])
+                for name, rows in rows_of.items()
+            }
+            exposed_us = _exposed_parts(spans, compute[device], *window)
+            for name, rows in rows_of.items():
+                if not len(rows):
+                    continue
+                collectives = rows[attribution.kind[rows] == Kind.COLLECTIVE]
+                yield {
+                    "device": device,
+                    "step": attribution.steps.numbers[step],
+                    "phase": name,
+                    "time_us": intervals.length(intervals.of_events(events, rows)),
+                    "exposed_us": exposed_us.get(name),
+                    "copied_bytes": _copied_bytes(events, rows[events.device[rows] == device]),
+                    "collective_count": len(collectives),
+                    "collective_bytes": _collective_bytes(
+                        events, coalesced[collectives], name, len(devices)
+                    ),
                 }
-                exposed_us = _exposed_parts(spans, compute[device], start_us, end_us)
-            for name, some in of_phase.items():
-                if len(some):
-                    yield {
-                        "device": device,
-                        "step": attribution.steps.numbers[step],
-                        "phase": name,
-                        "time_us": intervals.length(intervals.of_events(events, some)),
-                        "exposed_us": exposed_us.get(name),
-                        **_traffic(attribution, device, some),
-                        "collective_bytes": _collective_bytes(
-                            events,
-                            coalesced[some[attribution.kind[some] == Kind.COLLECTIVE]],
-                            name,
-                            len(devices),
-                        ),
-                    }
 
 
-def _traffic(attribution: Attribution, device: int, rows: IntColumn) -> dict[str, object]:
-    """What of these events is recorded on the device: bytes copied, None where a copy has no size,
-    and collectives.
-    """
-    events = attribution.events
-    recorded = rows[events.device[rows] == device]
-    copied = events.bytes[recorded[events.category[recorded] == Category.MEMCPY]]
-    return {
-        "copied_bytes": int(copied.sum()) if (copied >= 0).all() else None,
-        "collective_count": int((attribution.kind[rows] == Kind.COLLECTIVE).sum()),
-    }
+def _copied_bytes(events: EventTable, rows: IntColumn) -> int | None:
+    """Of the copies among these events; None where one has no size."""
+    sizes = events.bytes[rows[events.category[rows] == Category.MEMCPY]]
+    return int(sizes.sum()) if (sizes >= 0).all() else None
 
 
 def _collective_bytes(
@@ -303,13 +306,17 @@ def _collective_bytes(
     """
     if not len(operators):
         return 0
-    if phase not in ("replicate", "gradient_reduce") or (operators < 0).any():
+    if phase not in ("replicate", "gradient_reduce"):
         return None
-    known = [events.communication.get(operator) for operator in np.unique(operators).tolist()]
-    sizes = [buffer_sizes(args)[0] if args is not None else None for args in known]
-    total = sum(size or 0 for size in sizes)
+    args = [
+        events.communication.get(operator, _NO_ARGS) for operator in np.unique(operators).tolist()
+    ]
+    sizes = [buffer_sizes(recorded)[0] for recorded in args]
+    total = sum(size for size in sizes if size is not None)
+    if None in sizes:
+        return None
     # The reduction's inputs are every replica's.
-    return None if None in sizes else total // devices if phase == "gradient_reduce" else total
+    return total // devices if phase == "gradient_reduce" else total
 
 
 def phase_means(phases: Table) -> Table:
@@ -317,26 +324,21 @@ def phase_means(phases: Table) -> Table:
     NaN where none.
     """
     wanted = [name for name in PHASES if name != OTHER or phases.words("phase").isin(OTHER).any()]
-    of_rank, step = phases.group("rank"), phases.real("step")
-    partial = np.where(
-        phases.known("device"), of_rank.least(step)[of_rank.code], of_rank.most(step)[of_rank.code]
-    )
-    whole = (step != partial) & np.isfinite(step)  # as in `step_table`
-    used = phases.take(whole) if whole.any() else phases
+    ranks = phases.group("rank")
+    step = phases.real("step")
+    first = ranks.least(step)[ranks.code]
+    last = ranks.most(step)[ranks.code]
+    partial = np.where(phases.known("device"), first, last)  # as in `step_table`
+    whole = phases.take((step != partial) & np.isfinite(step))
+    used = whole if len(whole) else phases
+    steps = len(used.group("step"))
     places = used.group("rank", "device", "replica", in_order=True)
     table = used.take(places.first).select(("rank", "device", "replica"))
     for name in wanted:
-        own = used.words("phase").isin(name)
-        means_us = places.sums(np.where(own, used["time_us"], 0.0)) / max(
-            len(used.group("step")), 1
-        )
-        table = table.assign(
-            **{
-                f"{name}_us": np.where(
-                    np.isin(range(len(places)), places.code[own]), means_us, np.nan
-                )
-            }
-        )
+        of_phase = used.words("phase").isin(name)
+        total_us = places.sums(np.where(of_phase, used["time_us"], 0.0))
+        occurs = np.isin(np.arange(len(places)), places.code[of_phase])
+        table = table.assign(**{f"{name}_us": np.where(occurs, total_us / steps, np.nan)})
     return table
 
 
@@ -344,12 +346,14 @@ def _exposed_parts(
     spans: Mapping[str, Intervals], compute: Intervals, start: float, end: float
 ) -> dict[str, float]:
     """Length of each phase's communication inside a window that neither compute nor an earlier
-    phase covers.
+    phase covers; nothing is known where the window is not.
     """
+    parts: dict[str, float] = {}
+    if not np.isfinite(end):
+        return parts
     taken = intervals.clip(compute, start, end)
-    parts = {}
-    for name, own in spans.items():
-        exposed = intervals.difference(intervals.clip(own, start, end), taken)
+    for name, communication in spans.items():
+        exposed = intervals.difference(intervals.clip(communication, start, end), taken)
         parts[name] = intervals.length(exposed)
         taken = intervals.merge(taken, exposed)
     return parts
@@ -373,71 +377,57 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     if not any("#" in name and phases.base_name(name) in phases.DP_PHASES for name in events.names):
         return
     compute = cpu_compute(attribution)
-    in_shown_steps = ~attribution.windows.is_cut(attribution.step)
-    annotations_of_step = attribution.by_step(
-        events.is_category(Category.USER_ANNOTATION) & in_shown_steps
-    )
-    for step, annotations in enumerate(annotations_of_step):
-        by_place, copied = _host_ranges(attribution, annotations)
-        passes = intervals.merge(*(by_place.pop((name, -1), intervals.EMPTY) for name in _OF_STEP))
+    steps = attribution.steps
+    shown = events.annotations & ~attribution.windows.is_cut(attribution.step)
+    for step, annotations in enumerate(attribution.by_step(shown)):
+        common: dict[str, object] = {"step": steps.numbers[step], "collective_count": 0}
+        named = list(_named(events, annotations))
+        spans_of = _unions(events, (((replica, name), row) for row, name, replica in named))
+        passes = [spans_of.pop((-1, name), intervals.EMPTY) for name in _OF_STEP]
         together: dict[str, Intervals] = {}
-        common: dict[str, object] = {"step": attribution.steps.numbers[step], "collective_count": 0}
-        for (name, replica), spans in sorted(
-            by_place.items(), key=lambda item: (max(item[0][1], 0), item[0][0])
-        ):
+        for replica, name in sorted(spans_of, key=lambda place: (max(place[0], 0), place[1])):
+            spans = spans_of[replica, name]
             together[name] = intervals.merge(together.get(name, intervals.EMPTY), spans)
             if replica >= 0:
-                yield common | {
-                    "phase": name,
-                    "replica": replica,
-                    "time_us": intervals.length(spans),
-                }
-        taken = intervals.merge(*(spans for name, spans in together.items() if name != _BACKWARD))
-        together[_BACKWARD] = intervals.difference(passes, taken)
-        bounds = float(attribution.steps.start_us[step]), float(attribution.steps.end_us[step])
-        exposed_us = _exposed_parts(copied, compute, *bounds)
+                time_us = intervals.length(spans)
+                yield common | {"phase": name, "replica": replica, "time_us": time_us}
+        others = [spans for name, spans in together.items() if name != _BACKWARD]
+        together[_BACKWARD] = intervals.difference(
+            intervals.merge(*passes), intervals.merge(*others)
+        )
+        copies = ((name, row) for row, name, _ in named if attribution.kind[row] == Kind.HOST_RANGE)
+        bounds = float(steps.start_us[step]), float(steps.end_us[step])
+        exposed_us = _exposed_parts(_unions(events, copies), compute, *bounds)
         for name, spans in together.items():
-            exposed = exposed_us.get(name, 0.0)
             yield common | {
                 "phase": name,
                 "time_us": intervals.length(spans),
-                "exposed_us": exposed,
+                "exposed_us": exposed_us.get(name, 0.0),
             }
 
 
-def _host_ranges(
-    attribution: Attribution, annotations: IntColumn
-) -> tuple[dict[tuple[str, int], Intervals], dict[str, Intervals]]:
-    """A step's ranges by phase and replica, -1 for none, and those that copy by phase."""
-    events = attribution.events
-    rows_of: dict[tuple[str, int], list[int]] = defaultdict(list)
-    copies_of: dict[str, list[int]] = defaultdict(list)
-    for row, name in _named(events, annotations):
-        replica = events.names[events.name[row]].partition("#")[2]
-        rows_of[name, int(replica) if replica.isdigit() else -1].append(row)
-        if attribution.kind[row] == Kind.HOST_RANGE:
-            copies_of[name].append(row)
-    by_place = {
-        place: intervals.of_events(events, np.array(rows)) for place, rows in rows_of.items()
-    }
-    return by_place, {
-        name: intervals.of_events(events, np.array(rows)) for name, rows in copies_of.items()
+def _unions(events: EventTable, rows: Iterable[tuple[_Key, int]]) -> dict[_Key, Intervals]:
+    """The union of the events of each key."""
+    return {
+        key: intervals.of_events(events, np.array(of_key)) for key, of_key in grouped(rows).items()
     }
 
 
-def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str]]:
-    """Those of a step's annotations that are of a phase, with its name: a replica's ranges in
-    backward are loss_backward.
+def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str, int]]:
+    """Those of a step's annotations that are of a phase, with its name and the replica, -1 for
+    none: a replica's ranges in backward are loss_backward.
     """
-    bases = [phases.base_name(events.names[code]) for code in events.name[annotations].tolist()]
-    starts, ends = events.start_us[annotations], events.end_us[annotations]
-    backward = np.array([base == phases.BACKWARD for base in bases], dtype=bool)
-    for row, base, start in zip(annotations.tolist(), bases, starts.tolist(), strict=True):
+    parts = [events.name_of(row).partition("#") for row in annotations.tolist()]
+    bases = [phases.base_name(name) for name, _, _ in parts]
+    backward = annotations[[base == phases.BACKWARD for base in bases]]
+    for row, base, (_, _, replica) in zip(annotations.tolist(), bases, parts, strict=True):
         if base not in _NAMES and base not in _OF_STEP:
             continue
-        in_backward = ((starts[backward] <= start) & (start < ends[backward])).any()
+        start_us = events.start_us[row]
+        around = (events.start_us[backward] <= start_us) & (start_us < events.end_us[backward])
         is_replicas = base in (phases.SCATTER, phases.PARALLEL_APPLY)
-        yield row, _BACKWARD if is_replicas and in_backward else _NAMES.get(base, base)
+        name = _BACKWARD if is_replicas and around.any() else _NAMES.get(base, base)
+        yield row, name, int(replica) if replica.isdigit() else -1
 
 
 # torch/nn/parallel/replicate.py and comm.py: the buffer size of the coalesced calls

@@ -138,9 +138,19 @@ _NO_OPERATOR = re.compile(
 
 # The longer names first: "reduce" is part of three others.
 _COLLECTIVES = (
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "broadcast", "barrier", "scatter", "gather",
-    "reduce", "send", "recv",
-)  # fmt: skip
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "send_recv",
+    "broadcast",
+    "barrier",
+    "scatter",
+    "gather",
+    "reduce",
+    "send",
+    "recv",
+)
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather", "send", "recv", "send_recv"})
 """Collectives that do not make every rank wait for every other: they have no transfer and no
@@ -197,10 +207,7 @@ def cpu_event_kinds(events: EventTable) -> CodeColumn:
     communicate.
     """
     kinds = np.full(len(events), Kind.OTHER, dtype=np.uint8)
-    annotations, operators = (
-        events.is_category(Category.USER_ANNOTATION),
-        events.is_category(Category.CPU_OP),
-    )
+    annotations, operators = (events.annotations, events.operators)
     kinds[operators & ~events.named(_NO_OPERATOR.match)] = Kind.COMPUTE
     kinds[operators & events.named(_CALLS.match)] = Kind.COMMUNICATION_CALL
     kinds[(annotations | operators) & events.named(_HOOKS.match)] = Kind.COMMUNICATION_CALL
@@ -213,9 +220,7 @@ def cpu_event_kinds(events: EventTable) -> CodeColumn:
 
 def named_operators(events: EventTable, *prefixes: str) -> BoolColumn:
     """Operators whose name starts with any of the prefixes."""
-    return events.is_category(Category.CPU_OP) & events.named(
-        lambda name: name.startswith(prefixes)
-    )
+    return events.operators & events.named(lambda name: name.startswith(prefixes))
 
 
 # Ranges of torch 2.15's default NCCL engine carry no prefix: _all_gather_base, all_reduce,
@@ -238,7 +243,7 @@ def nccl_ranges(events: EventTable) -> BoolColumn:
     calls = nccl_calls(events)
     if calls.any():
         return calls
-    bare = events.is_category(Category.USER_ANNOTATION) & events.named(_BARE_RANGE.match)
+    bare = events.annotations & events.named(_BARE_RANGE.match)
     if not bare.any():
         return bare
     records = np.flatnonzero(named_operators(events, "record_param_comms"))
@@ -254,7 +259,7 @@ def nccl_calls(events: EventTable) -> BoolColumn:
     """NCCL's own ranges in which its kernels are launched, as exports of Nsight Systems hold
     them.
     """
-    return events.is_category(Category.USER_ANNOTATION) & events.named(LAUNCHING_CALL.match)
+    return events.annotations & events.named(LAUNCHING_CALL.match)
 
 
 def named_annotations(events: EventTable, prefix: str) -> BoolColumn:
@@ -264,5 +269,5 @@ def named_annotations(events: EventTable, prefix: str) -> BoolColumn:
     torch <= 1.12 records its own ranges (ProfilerStep, gloo:, nccl:) as operators.
     """
     named = events.named(lambda name: name.startswith(prefix))
-    annotations = named & events.is_category(Category.USER_ANNOTATION)
-    return annotations if annotations.any() else named & events.is_category(Category.CPU_OP)
+    annotations = named & events.annotations
+    return annotations if annotations.any() else named & events.operators

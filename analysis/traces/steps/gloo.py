@@ -16,7 +16,7 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
 )
-from dpscope.analysis.traces.reading.table import Groups
+from dpscope.analysis.traces.reading.table import Groups, Words
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.event_kind import (
     collective_kind,
@@ -56,13 +56,12 @@ def in_flight(events: EventTable, rows: IntColumn) -> FloatColumn:
     It takes up a work when it is done with the one before, or at the range's start if that is
     later.
     """
-    starts, ends, threads = events.start_us[rows], events.end_us[rows], events.thread[rows]
-    taken_up = starts.copy()
-    for thread in np.unique(threads):
-        own = np.flatnonzero(threads == thread)
-        own = own[np.argsort(ends[own], kind="stable")]
-        taken_up[own[1:]] = np.maximum(starts[own[1:]], ends[own[:-1]])
-    return np.stack((taken_up, ends), axis=1)
+    ends = events.end_us[rows]
+    taken_up = events.start_us[rows]
+    for of_thread in Groups.by([events.thread[rows]], len(rows)).rows():
+        works = of_thread[np.argsort(ends[of_thread], kind="stable")]
+        taken_up[works[1:]] = np.maximum(taken_up[works[1:]], ends[works[:-1]])
+    return np.column_stack((taken_up, ends))
 
 
 def creators(events: EventTable, rows: IntColumn) -> IntColumn:
@@ -74,47 +73,47 @@ def creators(events: EventTable, rows: IntColumn) -> IntColumn:
     the tracer stopped, a range that began within an operator is that one's (torch up to 2.11).
     """
     operator_of_range = np.full(len(rows), -1, dtype=np.int64)
-    kinds = np.array(
-        [
-            collective_kind(name) if name.startswith(("c10d::", "gloo:")) else None
-            for name in events.names
-        ],
-        dtype=object,
-    )
-    carried_out = set(kinds[events.name[rows]].tolist()) - {None}
-    if "reduce_scatter" not in carried_out:
-        kinds[kinds == "reduce_scatter"] = "all_reduce"
-    operator = named_operators(events, "c10d::")
     elements = np.zeros(len(events), dtype=np.int64)  # 0 if not recorded
     for row, args in events.communication.items():
         elements[row] = args.input_elements or 0
-    for kind in carried_out:
-        of_kind = np.flatnonzero(kinds[events.name[rows]] == kind)
-        operators = np.flatnonzero(operator & (kinds == kind)[events.name])
-        if len(operators) != len(of_kind) or len(np.unique(elements[rows[of_kind]] > 0)) > 1:
-            operator_of_range[of_kind] = _around(events, rows[of_kind], operators)
+    called = np.flatnonzero(named_operators(events, "c10d::"))
+    kind_of_operator = _kinds(events, called)
+    kind_of_range = _kinds(events, rows)
+    for kind in kind_of_range.counts:
+        performed_as = [kind]
+        if kind == "all_reduce" and "reduce_scatter" not in kind_of_range.counts:
+            performed_as.append("reduce_scatter")
+        operators = called[kind_of_operator.isin(*performed_as)]
+        places = np.flatnonzero(kind_of_range.isin(kind))
+        ranges = rows[places]
+        if len(operators) != len(ranges) or len(np.unique(elements[ranges] > 0)) > 1:
+            operator_of_range[places] = _around(events, ranges, operators)
             continue
         # By size and, within a size, by start: gloo's workers may begin works of several sizes out
         # of order.
-        of_kind = of_kind[np.lexsort((events.start_us[rows[of_kind]], elements[rows[of_kind]]))]
+        order = np.lexsort((events.start_us[ranges], elements[ranges]))
         operators = operators[np.lexsort((events.start_us[operators], elements[operators]))]
-        if (events.start_us[operators] <= events.end_us[rows[of_kind]]).all():
-            operator_of_range[of_kind] = operators
+        if (events.start_us[operators] <= events.end_us[ranges[order]]).all():
+            operator_of_range[places[order]] = operators
     return operator_of_range
+
+
+def _kinds(events: EventTable, rows: IntColumn) -> Words:
+    """The kind of collective that each of the events names."""
+    return Words.of(collective_kind(events.name_of(row)) for row in rows.tolist())
 
 
 def _around(events: EventTable, rows: IntColumn, operators: IntColumn) -> IntColumn:
     """The operator during which each range began; -1 for none, and for those that several ranges
     began in.
     """
-    operators = np.append(operators[np.argsort(events.start_us[operators], kind="stable")], -1)
-    place = (
-        np.searchsorted(events.start_us[operators[:-1]], events.start_us[rows], side="right") - 1
-    )
-    chosen = operators[place]
-    within = (chosen >= 0) & (events.start_us[rows] <= events.end_us[chosen])
-    alone = np.bincount(place[within], minlength=len(operators))[place] == 1
-    return np.where(within & alone, chosen, -1)
+    operators = events.in_order(operators)
+    starts = events.start_us[rows]
+    last = np.searchsorted(events.start_us[operators], starts, side="right") - 1
+    around = np.append(operators, -1)[last]
+    within = (around >= 0) & (starts <= events.end_us[around])
+    alone = np.bincount(last[within], minlength=len(operators) + 1)[last] == 1
+    return np.where(within & alone, around, -1)
 
 
 def copies_out(events: EventTable) -> BoolColumn:
@@ -147,14 +146,11 @@ def ended_in_their_pass(events: EventTable) -> EventTable:
 
 def _end_of_pass_us(events: EventTable, starts: FloatColumn) -> FloatColumn:
     """The end of the pass that each time lies in, infinite where nothing shows it."""
-    passes = np.flatnonzero(
-        named_annotations(events, phases.FORWARD) | named_annotations(events, phases.BACKWARD)
-    )
+    forward = named_annotations(events, phases.FORWARD)
+    passes = np.flatnonzero(forward | named_annotations(events, phases.BACKWARD))
     if len(passes):
-        passes = passes[np.argsort(events.start_us[passes], kind="stable")]
-        ends_us = events.end_us[passes]
-        index = intervals.index_at(events.start_us[passes], ends_us, starts)
-        return np.append(ends_us, np.inf)[index]
+        begins, ends = intervals.spans(events, events.in_order(passes)).T
+        return np.append(ends, np.inf)[intervals.index_at(begins, ends, starts)]
     if named_annotations(events, "DistributedDataParallel.forward").any():
         optimizer = named_annotations(events, "Optimizer.step#")
         return _next(events.start_us[optimizer], starts)

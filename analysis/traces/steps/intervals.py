@@ -23,7 +23,7 @@ def spans(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
     """Start and end of the events that are marked or listed, in their order, overlaps among
     them.
     """
-    return np.stack((events.start_us[rows], events.end_us[rows]), axis=1)
+    return np.column_stack((events.start_us[rows], events.end_us[rows]))
 
 
 def of_events(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
@@ -33,27 +33,31 @@ def of_events(events: EventTable, rows: BoolColumn | IntColumn) -> Intervals:
 
 def union(starts: FloatColumn, ends: FloatColumn) -> Intervals:
     """The disjoint union of intervals in any order; empty ones vanish."""
-    keep = ends > starts
-    starts, ends = starts[keep], ends[keep]
-    if not len(starts):
+    kept = np.flatnonzero(ends > starts)
+    if not len(kept):
         return EMPTY
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    reach = np.maximum.accumulate(ends[order])
-    opens = np.concatenate(([True], starts[1:] > reach[:-1]))
-    closes = np.concatenate((opens[1:], [True]))
-    return np.stack((starts[opens], reach[closes]), axis=1)
+    kept = kept[np.argsort(starts[kept], kind="stable")]
+    starts = starts[kept]
+    reach = np.maximum.accumulate(ends[kept])
+    return between_gaps(starts, reach, np.flatnonzero(starts[1:] > reach[:-1]))
+
+
+def between_gaps(starts: FloatColumn, ends: FloatColumn, last: IntColumn) -> Intervals:
+    """Intervals joined where no gap follows; `last` are the ones that a gap follows."""
+    begins = np.append(starts[:1], starts[last + 1])
+    stops = np.append(ends[last], ends[-1:])
+    return np.column_stack((begins, stops))
 
 
 def merge(*sets: Intervals) -> Intervals:
     """The union of sets whose intervals may overlap."""
-    stacked = np.concatenate(sets) if sets else EMPTY
+    stacked = np.concatenate((EMPTY, *sets))
     return union(stacked[:, 0], stacked[:, 1])
 
 
 def length(intervals: Intervals) -> float:
     """Total length of disjoint intervals."""
-    return float((intervals[:, 1] - intervals[:, 0]).sum())
+    return float(np.diff(intervals).sum())
 
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
@@ -61,7 +65,8 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
     times = np.concatenate((first, second)).ravel()
     steps = np.tile([1, -1], len(times) // 2)
     order = np.lexsort((-steps, times))  # at one time, open before closing
-    times, counts = times[order], np.cumsum(steps[order])
+    times = times[order]
+    counts = np.cumsum(steps[order])
     opens = np.flatnonzero((counts[:-1] >= 2) & (times[1:] > times[:-1]))
     return union(times[opens], times[opens + 1])
 
@@ -87,10 +92,12 @@ def length_before(intervals: Intervals, times: FloatColumn) -> FloatColumn:
     """Length of disjoint intervals that lies before each of `times`: shape of `times`."""
     if not len(intervals):
         return np.zeros_like(times, dtype=np.float64)
-    cumulative = np.concatenate(([0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
-    last = np.searchsorted(intervals[:, 0], times, side="right") - 1
-    inside = np.minimum(times, intervals[last, 1]) - intervals[last, 0]
-    return np.asarray(np.where(last < 0, 0.0, cumulative[last] + inside))
+    starts, ends = intervals.T
+    before = np.append(0.0, np.cumsum(ends - starts))
+    last = np.searchsorted(starts, times, side="right") - 1
+    inside = np.minimum(times, ends[last]) - starts[last]
+    total: FloatColumn = np.where(last < 0, 0.0, before[last] + inside)
+    return total
 
 
 def lengths_within(intervals: Intervals, starts: FloatColumn, ends: FloatColumn) -> FloatColumn:
@@ -111,6 +118,12 @@ def index_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> IntC
     return np.where(times < np.append(ends, -np.inf)[index], index, -1)
 
 
+def reached_before(ends: FloatColumn) -> FloatColumn:
+    """The latest end of all before each one; minus infinity before the first."""
+    reached: FloatColumn = np.maximum.accumulate(np.append(-np.inf, ends))[:-1]
+    return reached
+
+
 class Pieces:
     """Disjoint intervals in order, each with its row: where intervals overlap, the time belongs to
     the one that began first.
@@ -118,11 +131,12 @@ class Pieces:
 
     def __init__(self, starts: FloatColumn, ends: FloatColumn, rows: IntColumn) -> None:
         order = np.argsort(starts, kind="stable")
-        starts, ends, rows = starts[order], ends[order], rows[order]
-        reach = np.maximum.accumulate(np.concatenate(([-np.inf], ends[:-1]))) if len(ends) else ends
-        starts = np.maximum(starts, reach)
+        ends = ends[order]
+        starts = np.maximum(starts[order], reached_before(ends))
         kept = ends > starts
-        self.starts, self.ends, self.rows = starts[kept], ends[kept], rows[kept]
+        self.starts = starts[kept]
+        self.ends = ends[kept]
+        self.rows = rows[order][kept]
 
     def row_at(self, times: FloatColumn) -> IntColumn:
         """The row whose piece holds each time, -1 for none."""
@@ -136,20 +150,15 @@ def innermost(events: EventTable, at_rows: IntColumn, candidates: BoolColumn) ->
     Ranges of a thread nest: two of them never overlap in part.
     """
     result = np.full(len(at_rows), -1, dtype=np.int64)
-    ranges, given = np.flatnonzero(candidates), np.flatnonzero(at_rows >= 0)
-    threads = events.thread[at_rows[given]]
+    ranges = np.flatnonzero(candidates)
+    places = np.flatnonzero(at_rows >= 0)
+    threads = events.thread[at_rows[places]]
     for thread in np.intersect1d(threads, events.thread[ranges]):
-        of_thread = ranges[events.thread[ranges] == thread]
-        of_thread = of_thread[
-            np.lexsort((-events.duration_us[of_thread], events.start_us[of_thread]))
-        ]
-        given_here = given[threads == thread]
-        index = innermost_at(
-            events.start_us[of_thread],
-            events.end_us[of_thread],
-            events.start_us[at_rows[given_here]],
-        )
-        result[given_here] = np.append(of_thread, -1)[index]
+        of_thread = events.outer_first(ranges[events.thread[ranges] == thread])
+        here = places[threads == thread]
+        times = events.start_us[at_rows[here]]
+        index = innermost_at(events.start_us[of_thread], events.end_us[of_thread], times)
+        result[here] = np.append(of_thread, -1)[index]
     return result
 
 
@@ -159,10 +168,12 @@ def innermost_at(starts: FloatColumn, ends: FloatColumn, times: FloatColumn) -> 
     Ranges are in order of start, the longer first of those that start together.
     """
     index = np.searchsorted(starts, times, side="right") - 1
-    ends, parents = np.append(ends, np.inf), None
-    while (outside := times > ends[index]).any():
-        parents = _parents(starts, ends[:-1]) if parents is None else parents
+    ends = np.append(ends, np.inf)
+    outside = times > ends[index]
+    parents = _parents(starts, ends[:-1]) if outside.any() else index
+    while outside.any():
         index[outside] = parents[index[outside]]
+        outside = times > ends[index]
     return index
 
 

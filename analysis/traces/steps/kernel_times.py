@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpscope.analysis.traces.reading.event_table import BoolColumn, Category, FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import (
+    BoolColumn,
+    EventTable,
+    FloatColumn,
+    IntColumn,
+)
 from dpscope.analysis.traces.reading.table import Table, Words
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
@@ -63,16 +68,12 @@ def _kernels(attribution: Attribution) -> Table:
     of its class.
     """
     events = attribution.events
-    operators = events.is_category(Category.CPU_OP)
-    in_step = (attribution.step >= 0) & ~attribution.windows.is_cut(
-        attribution.step
-    )  # else communication may be missing
-    rows = np.flatnonzero(attribution.rows(Kind.COMPUTE) & in_step)
-    rows = rows[np.argsort(events.start_us[rows], kind="stable")]
+    is_cut = attribution.windows.is_cut(attribution.step)  # communication may be missing
+    rows = events.in_order(np.flatnonzero(attribution.in_steps(Kind.COMPUTE) & ~is_cut))
     if not attribution.on_device:
-        rows = rows[_is_leaf(attribution, operators)[rows]]
+        rows = rows[_is_leaf(events)[rows]]
     operator = operators_of(attribution, rows)
-    nodes = operators & events.named(lambda name: name.startswith(_NODE))
+    nodes = events.operators & events.named(lambda name: name.startswith(_NODE))
     in_backward = innermost(events, operator, nodes) >= 0
     hashes = np.array([*(zlib.crc32(name.encode()) for name in events.names), -1], dtype=np.int64)
     called = np.append(events.name, -1)[operator]  # -1 for none: the last
@@ -89,15 +90,13 @@ def _kernels(attribution: Attribution) -> Table:
         backward=in_backward.astype(np.int64),
     )
     steps = kernels.group("device", "step")
-    position, count = steps.places, steps.sizes[steps.code]
-    kernels = kernels.assign(edge=(position == 0) + 2 * (position == count - 1))
+    is_last = steps.places == steps.sizes[steps.code] - 1
+    kernels = kernels.assign(edge=(steps.places == 0) + 2 * is_last)
     in_steps = kernels.group("device", "step", *_SAME)
     kernels = kernels.assign(place=in_steps.places)
-    same, launched = (
-        kernels.group("device", *_SAME),
-        in_steps.sizes[in_steps.code].astype(np.float64),
-    )
-    equal = (same.least(launched) == same.most(launched))[same.code]
+    launched = in_steps.sizes[in_steps.code]
+    as_many = kernels.group("device", *_SAME).different(launched)
+    equal = (as_many == 1)[kernels.group("device", *_SAME).code]
     kernels = kernels.take((kernels["sizes"] >= 0) | equal)
     place = np.where(kernels["sizes"] < 0, kernels["place"], -1)
     return kernels.assign(kernel_class=_hashes([*(kernels[name] for name in _SAME), place]))
@@ -109,7 +108,7 @@ def operators_of(attribution: Attribution, kernels: IntColumn) -> IntColumn:
     """
     if not attribution.on_device:
         return kernels
-    operators = attribution.events.is_category(Category.CPU_OP)
+    operators = attribution.events.operators
     return innermost(attribution.events, attribution.launch_row[kernels], operators)
 
 
@@ -117,11 +116,11 @@ def _hashes(columns: Sequence[IntColumn]) -> IntColumn:
     """A number for each row that is the same in every process and trace, by the multiplication of
     FNV-1a with mixing.
     """
-    found = np.zeros(len(columns[0]), dtype=np.uint64)
+    hashes = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
-        found = (found ^ column.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        found ^= found >> np.uint64(29)
-    return found.view(np.int64)
+        hashes = (hashes ^ column.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    return hashes.view(np.int64)
 
 
 def _pace(kernels: Table) -> FloatColumn:
@@ -132,10 +131,9 @@ def _pace(kernels: Table) -> FloatColumn:
     free_us = np.where(kernels.truths("overlapped"), np.nan, kernels["time_us"])
     usual_us = np.where(np.isnan(free_us), np.nan, classes.means(free_us)[classes.code])
     expected_us = steps.sums(usual_us)
-    ratio = np.divide(
-        steps.sums(free_us), expected_us, out=np.ones(len(steps)), where=expected_us > 0
-    )
-    return np.asarray(ratio[steps.code], dtype=np.float64)
+    pace = np.ones(len(steps))
+    np.divide(steps.sums(free_us), expected_us, out=pace, where=expected_us > 0)
+    return pace[steps.code]
 
 
 def next_to_communication_us(attribution: Attribution, rows: IntColumn) -> FloatColumn:
@@ -143,27 +141,23 @@ def next_to_communication_us(attribution: Attribution, rows: IntColumn) -> Float
     timeline.
     """
     events = attribution.events
-    communication = attribution.rows(
-        *(COMMUNICATION_KINDS if attribution.on_device else (Kind.COLLECTIVE,))
-    )
-    result = np.zeros(len(rows))
+    communicates = attribution.rows(*COMMUNICATION_KINDS)
+    overlap_us = np.zeros(len(rows))
     for device in np.unique(events.device[rows]).tolist():  # the CPU's have none
         here = events.device[rows] == device
-        own, kernels = (
-            intervals.of_events(events, communication & attribution.occupies(device)),
-            rows[here],
-        )
-        result[here] = intervals.lengths_within(
-            own, events.start_us[kernels], events.end_us[kernels]
-        )
-    return np.where(result > 1e-6, result, 0.0)
+        of_device = communicates & attribution.occupies(device)
+        communication = intervals.of_events(events, of_device)
+        starts, ends = intervals.spans(events, rows[here]).T
+        overlap_us[here] = intervals.lengths_within(communication, starts, ends)
+    return np.where(overlap_us > 1e-6, overlap_us, 0.0)
 
 
-def _is_leaf(attribution: Attribution, operators: BoolColumn) -> BoolColumn:
+def _is_leaf(events: EventTable) -> BoolColumn:
     """Operators in which no other operator of their thread begins."""
-    events, leaf = attribution.events, operators.copy()
-    rows = np.flatnonzero(operators)
+    leaf = events.operators
+    rows = np.flatnonzero(leaf)
     rows = rows[np.lexsort((-events.end_us[rows], events.start_us[rows], events.thread[rows]))]
-    follows = events.thread[rows[1:]] == events.thread[rows[:-1]]
-    leaf[rows[:-1]] = ~(follows & (events.start_us[rows[1:]] < events.end_us[rows[:-1]]))
+    outer, inner = rows[:-1], rows[1:]
+    same_thread = events.thread[inner] == events.thread[outer]
+    leaf[outer] = ~(same_thread & (events.start_us[inner] < events.end_us[outer]))
     return leaf

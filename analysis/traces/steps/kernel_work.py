@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table, Words, joined, without_rows
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.breakdown import compute_by_thread
 from dpscope.analysis.traces.steps.event_kind import Kind
-from dpscope.analysis.traces.steps.intervals import Pieces, index_at, innermost_at
+from dpscope.analysis.traces.steps.intervals import Pieces, index_at, innermost_at, spans
 from dpscope.analysis.traces.steps.kernel_times import next_to_communication_us, operators_of
 
 CLASS = ("operator", "kernel", "sizes", "launch")
@@ -32,12 +32,9 @@ def kernel_work(attribution: Attribution) -> Table:
     next to which no communication runs. `sizes` and `launch` stand for equal sizes, grids and
     blocks in any trace, and are negative where the trace records none.
     """
-    nothing = Table.of(**dict.fromkeys(COLUMNS, ()))
-    if attribution.on_device:
-        tables = [_classes(attribution, *device) for device in _on_devices(attribution)]
-    else:
-        tables = [_classes(attribution, *_on_cpu(attribution))]
-    return joined([nothing, *tables]).select(COLUMNS)
+    timelines = _on_devices(attribution) if attribution.on_device else [_on_cpu(attribution)]
+    tables = [_classes(attribution, *timeline) for timeline in timelines]
+    return joined([without_rows(COLUMNS), *tables]).select(COLUMNS)
 
 
 _Timeline = tuple[int, IntColumn, Pieces]
@@ -46,7 +43,7 @@ _Timeline = tuple[int, IntColumn, Pieces]
 
 def _on_devices(attribution: Attribution) -> Iterator[_Timeline]:
     events = attribution.events
-    computes = attribution.rows(Kind.COMPUTE) & (attribution.step >= 0)
+    computes = attribution.in_steps(Kind.COMPUTE)
     for device in np.unique(events.device[computes]).tolist():
         rows = np.flatnonzero(computes & (events.device == device))
         pieces = Pieces(events.start_us[rows], events.end_us[rows], rows)
@@ -55,15 +52,13 @@ def _on_devices(attribution: Attribution) -> Iterator[_Timeline]:
 
 def _on_cpu(attribution: Attribution) -> _Timeline:
     """A piece belongs to the operator that is the innermost of its thread and computes."""
-    operators = np.flatnonzero(attribution.rows(Kind.COMPUTE) & (attribution.step >= 0))
+    operators = np.flatnonzero(attribution.in_steps(Kind.COMPUTE))
     starts, ends = [np.empty(0)], [np.empty(0)]
     rows = [np.empty(0, dtype=np.int64)]
     events = attribution.events
     for of_thread, computed in compute_by_thread(attribution):
-        order = np.lexsort((-events.duration_us[of_thread], events.start_us[of_thread]))
-        own = of_thread[order]
-        begin_us = events.start_us[own]
-        end_us = events.end_us[own]
+        outer_first = events.outer_first(of_thread)
+        begin_us, end_us = spans(events, outer_first).T
         edges = np.unique(np.concatenate([begin_us, end_us, computed.ravel()]))
         middles = _middles(edges)
         innermost = innermost_at(begin_us, end_us, middles)
@@ -71,7 +66,7 @@ def _on_cpu(attribution: Attribution) -> _Timeline:
         kept = computes & (innermost >= 0)
         starts.append(edges[:-1][kept])
         ends.append(edges[1:][kept])
-        rows.append(own[innermost[kept]])
+        rows.append(outer_first[innermost[kept]])
     pieces = Pieces(np.concatenate(starts), np.concatenate(ends), np.concatenate(rows))
     return UNKNOWN, operators, pieces
 
@@ -98,12 +93,11 @@ def _classes(attribution: Attribution, device: int, kernels: IntColumn, pieces: 
     )
     groups = both.group("index", *CLASS)
     sums = {name: groups.sums(both[name]) for name in _SUMS}
-    numbers = [UNKNOWN if number is None else number for number in attribution.steps.numbers]
     classes = both.take(groups.first).assign(**sums)
     return classes.assign(
         rank=attribution.trace.rank,
-        device=np.full(len(classes), device),
-        step=np.array(numbers)[classes["index"]],
+        device=device,
+        step=[attribution.steps.numbers[index] for index in classes["index"].tolist()],
     )
 
 
@@ -129,12 +123,12 @@ def _pieces_in_steps(
 ) -> tuple[IntColumn, IntColumn, FloatColumn]:
     """The pieces cut at the steps' edges: of each its step's index, its event's row, its length."""
     windows = attribution.windows if attribution.on_device else attribution.steps
-    known = np.flatnonzero(~np.isnan(windows.start_us))
-    starts = windows.start_us[known]
-    ends = windows.end_us[known]
+    timed = np.flatnonzero(~np.isnan(windows.start_us))
+    starts = windows.start_us[timed]
+    ends = windows.end_us[timed]
     edges = np.unique(np.concatenate([pieces.starts, pieces.ends, starts, ends]))
     middles = _middles(edges)
     row = pieces.row_at(middles)
     window = index_at(starts, ends, middles)
     inside = (row >= 0) & (window >= 0)
-    return known[window[inside]], row[inside], np.diff(edges)[inside]
+    return timed[window[inside]], row[inside], np.diff(edges)[inside]
