@@ -10,16 +10,14 @@ end in a steady order, and by more than so few of them do by chance.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dpscope.analysis.stats.samples import student_t
 from dpscope.analysis.traces.ranks.matching import RankOrigin
+from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import Table
-
-_FloatColumn = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -62,24 +60,23 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
         one_host = origin.host is not None and origin.host == origins[0].host
         if one_host and not _clocks_differ(differences, moved_us):
             moved_us = 0.0
-        residual_us = worst_us = None
-        if len(differences):
-            apart_us = np.abs(differences - moved_us)
-            residual_us = round(float(np.median(apart_us)), 3)
-            worst_us = round(float(apart_us.max()), 3)
-        clocks[index] = RankClock(
+        clock = RankClock(
             rank=origin.rank,
             place_us=round(float(place_us[index]) + moved_us, 3),  # a trace states nanoseconds
             moved_us=round(moved_us, 3),
             collectives=len(differences),
-            residual_us=residual_us,
-            worst_us=worst_us,
         )
+        if len(differences):
+            apart_us = np.abs(differences - moved_us)
+            residual_us = round(float(np.median(apart_us)), 3)
+            worst_us = round(float(apart_us.max()), 3)
+            clock = replace(clock, residual_us=residual_us, worst_us=worst_us)
+        clocks[index] = clock
         anchor = np.where(np.isnan(anchor), ends[index] + moved_us, anchor)
     return tuple(clocks[index] for index in range(len(origins)))
 
 
-def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
+def _clocks_differ(differences: FloatColumn, moved_us: float) -> bool:
     """Whether the ends of two ranks of one host are apart by more than they scatter, and than so
     few show by chance (5%).
     """
@@ -90,14 +87,14 @@ def _clocks_differ(differences: _FloatColumn, moved_us: float) -> bool:
     return abs(moved_us) > max(by_chance, float(np.abs(differences - moved_us).max()))
 
 
-def _ends(collectives: Table, row_of: Mapping[int, int], place_us: _FloatColumn) -> _FloatColumn:
+def _ends(collectives: Table, row_of: Mapping[int, int], place_us: FloatColumn) -> FloatColumn:
     """Ends of synchronising collectives, (ranks, collectives), microseconds as recorded; NaN where
     a rank has no part.
     """
-    known = collectives.take(collectives.known("transfer_us"))
-    matches = known.group("match")
-    columns = matches.code
+    synchronising = collectives.with_known("transfer_us")
+    matches = synchronising.group("match")
     ends = np.full((len(row_of), len(matches)), np.nan)
-    rows = np.array([row_of[rank] for rank in known["rank"].tolist()], dtype=np.int64)
-    ends[rows, columns] = known["start_us"] + known["duration_us"] + place_us[rows]
+    rows = np.array([row_of[rank] for rank in synchronising["rank"].tolist()], dtype=np.int64)
+    end_us = synchronising["start_us"] + synchronising["duration_us"]
+    ends[rows, matches.code] = end_us + place_us[rows]
     return ends

@@ -31,28 +31,19 @@ def waits_by_step(table: Table) -> Table:
     parts (a collective's first wait_j microseconds): gloo's collectives queue side by side, and a
     wait shared by several of them is lost once.
     """
-    matched = table.take(table.known("wait_us"))
-    steps = matched.group(*_KEYS, in_order=True)
-    return (
-        matched.take(steps.first)
-        .select(_KEYS)
-        .assign(
-            transfer_us=steps.sums(matched["transfer_us"]),
-            wait_us=steps.sums(lost_once(matched, _KEYS)),
-        )
-    )
+    matched = table.with_known("wait_us")
+    lost_us = lost_once(matched, _KEYS)
+    return matched.summed(_KEYS, transfer_us=matched["transfer_us"], wait_us=lost_us)
 
 
 def _sums_of_parts(parts: Table) -> Table:
     """`exposed_parts` as a row per (rank, device, step) with the columns EXPOSED; a part without
     time is 0.
     """
-    steps = parts.group(*_KEYS)
-    sums = {
-        column: steps.sums(np.where(parts.words("part").isin(part), parts["time_us"], 0.0))
-        for part, column in zip(PARTS, EXPOSED, strict=True)
-    }
-    return parts.take(steps.first).select(_KEYS).assign(**sums)
+    times_us = {}
+    for part, column in zip(PARTS, EXPOSED, strict=True):
+        times_us[column] = np.where(parts.words("part").isin(part), parts["time_us"], 0.0)
+    return parts.summed(_KEYS, **times_us)
 
 
 def with_waits(steps: Table, table: Table, parts: Table) -> Table:
@@ -67,8 +58,8 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     has_exposed = whole.known("exposed_us")
     parts_us = {name: np.where(has_exposed, np.nan_to_num(whole[name]), np.nan) for name in EXPOSED}
     if not table.known("wait_us").any() and (whole["exposed_us"] > 0).any():
-        other = EXPOSED[-1]
-        return whole.assign(**dict.fromkeys(EXPOSED)).assign(**{other: parts_us[other]})
+        unsplit: dict[str, object] = dict.fromkeys(EXPOSED)
+        return whole.assign(**unsplit | {"exposed_other_us": parts_us["exposed_other_us"]})
     return whole.assign(**parts_us)
 
 
@@ -83,18 +74,16 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     others is the mean of the column of that name; NA where it is unknown. `exposed_share` is its
     part of the sum over all pairs.
     """
-    split_windows = windows.take(windows.known("exposed_wait_us"))
+    split_windows = windows.with_known("exposed_wait_us")
     waits = parts.having("part", "wait").within(split_windows, STEP_KEYS)
-    sums = waits.group("late_rank", "rank")
-    waiting_pairs = Table.of(
-        late_rank=waits["late_rank"][sums.first], waiting_rank=waits["rank"][sums.first]
-    )
-    ranks = split_windows.group("rank")
-    steps = Table.of(waiting_rank=split_windows["rank"][ranks.first])
-    count = _at(ranks.sizes, pairs.places_in(steps, ("waiting_rank",)), np.nan)
+    waits = waits.assign(waiting_rank=waits["rank"])
+    keys = ("late_rank", "waiting_rank")
+    exposed = waits.summed(keys, time_us=waits["time_us"])
+    ranks = split_windows.assign(waiting_rank=split_windows["rank"])
+    steps = ranks.summed(("waiting_rank",), count=np.ones(len(ranks)))
+    count = _at(steps["count"], pairs.places_in(steps, ("waiting_rank",)), np.nan)
     # a pair that never waits exposed is not among those summed
-    places = pairs.places_in(waiting_pairs, ("late_rank", "waiting_rank"))
-    total_us = _at(sums.sums(waits["time_us"]), places, 0.0)
+    total_us = _at(exposed["time_us"], pairs.places_in(exposed, keys), 0.0)
     mean_us = total_us / count
     every_us = float(np.nansum(mean_us))
     shares = mean_us / every_us if every_us > 0 else np.full(len(pairs), np.nan)
@@ -139,20 +128,15 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     # no steps.
     marked = np.unique(exposed["rank"][exposed.known("step")])
     collectives = table.take(table.known("step") | ~np.isin(table["rank"], marked))
-    collectives = collectives.assign(
-        late_rank=late_ranks(collectives) if "match" in collectives else None
-    )
+    collectives = collectives.assign(late_rank=late_ranks(collectives))
     ranks = np.unique(exposed["rank"])
     rows = len(collectives) + len(exposed)
     shares = min(math.ceil(rows / _MOST_ROWS), len(ranks))
-    pieces = joined(
-        [
-            _cut(_of_ranks(collectives, share), _of_ranks(exposed, share))
-            for share in np.array_split(ranks, shares)
-        ]
-    )
-    keys = pieces.group(*COLUMNS[:-1], in_order=True)
-    return pieces.take(keys.first).assign(time_us=keys.sums(pieces["time_us"]))
+    cut = []
+    for share in np.array_split(ranks, shares):
+        cut.append(_cut(_of_ranks(collectives, share), _of_ranks(exposed, share)))
+    pieces = joined(cut)
+    return pieces.summed(COLUMNS[:-1], time_us=pieces["time_us"])
 
 
 def _of_ranks(table: Table, ranks: FloatColumn) -> Table:
@@ -168,17 +152,10 @@ def _moves_us(collectives: Table, stretches: Table) -> tuple[FloatColumn, FloatC
     # A device runs in a window what any step launched; on the CPU, a step communicates through its
     # own collectives alone.
     places = places.assign(step=np.where(places.known("device"), UNKNOWN, places["step"]))
-    code = places.group(*_KEYS).code
-    starts = np.concatenate([collectives["start_us"], stretches["start_us"]])
-    ends = np.concatenate(
-        [collectives["start_us"] + collectives["duration_us"], stretches["end_us"]]
-    )
-    # Each place begins at 0 of a range of its own, all as wide as the longest.
-    origin = np.full(int(code.max()) + 1, np.inf)
-    np.minimum.at(origin, code, starts)
-    span = float((ends - origin[code]).max()) + 1.0
-    range_begins = np.arange(len(origin)) * span
-    moves = (range_begins - origin)[code]
+    starts = np.append(collectives["start_us"], stretches["start_us"])
+    collective_ends = collectives["start_us"] + collectives["duration_us"]
+    ends = np.append(collective_ends, stretches["end_us"])
+    moves = places.group(*_KEYS).moved_apart(starts, ends)
     return moves[: len(collectives)], moves[len(collectives) :]
 
 
@@ -198,20 +175,17 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     stretch = within.row_at(middles)
     # outside of every stretch the device computes or does not communicate
     inside = (stretch >= 0) & (lengths_us > _ROUNDING_US)
-    stretch = stretch[inside]
-    middles = middles[inside]
-    lengths_us = lengths_us[inside]
-    part, row = _part_at(middles, by_part)
+    part, row = _part_at(middles[inside], by_part)
     # row -1, without a collective, is a copy
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
     late_rank = _at(collectives["late_rank"], row, UNKNOWN)
-    of_stretch = stretches.select(_KEYS).take(stretch)
+    of_stretch = stretches.select(_KEYS).take(stretch[inside])
     return of_stretch.assign(
         part=Words.coded(part, PARTS),
         kind=kinds[np.where(row >= 0, row, len(collectives))],
         bytes=_at(collectives["bytes"], row, UNKNOWN),
         late_rank=np.where(part == PARTS.index("wait"), late_rank, UNKNOWN),
-        time_us=lengths_us,
+        time_us=lengths_us[inside],
     )
 
 
@@ -221,14 +195,14 @@ def _pieces_by_part(collectives: Table, moves_us: FloatColumn) -> dict[str, Piec
     """
     begin_us = collectives["start_us"] + moves_us
     end_us = collectives["start_us"] + collectives["duration_us"] + moves_us
-    rows = np.arange(len(collectives))
-    split = collectives.known("wait_us")
+    split = np.flatnonzero(collectives.known("wait_us"))
+    whole = np.flatnonzero(~collectives.known("wait_us"))
     transfer_begin_us = end_us[split] - collectives["transfer_us"][split]
     wait_end_us = begin_us[split] + collectives["wait_us"][split]
     return {
-        "transfer": Pieces(transfer_begin_us, end_us[split], rows[split]),
-        "wait": Pieces(begin_us[split], wait_end_us, rows[split]),
-        "other": Pieces(begin_us[~split], end_us[~split], rows[~split]),
+        "transfer": Pieces(transfer_begin_us, end_us[split], split),
+        "wait": Pieces(begin_us[split], wait_end_us, split),
+        "other": Pieces(begin_us[whole], end_us[whole], whole),
     }
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpscope.analysis.traces.ranks.ledger import Ledger
-from dpscope.analysis.traces.reading.event_table import FloatColumn, IntColumn
+from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table
+from dpscope.analysis.traces.steps.intervals import reached_before
 from dpscope.profiling.records.finding import counted
 
 # the probability, were all ranks alike, from which on a late rank is not significant
@@ -52,10 +53,12 @@ def waits_by_pair(table: Table) -> Table:
     waiting rank's clock.
     """
     matched = _matched(table)
-    waiting, steps = _waiting(matched), len(matched.group("job_step"))
+    steps = len(matched.group("job_step"))
+    waiting = _waiting(matched)
     lost_us = lost_once(waiting, ("late_rank", "rank", "step"))
     pairs = waiting.group("late_rank", "rank", in_order=True)
-    first, wait_us = waiting.take(pairs.first), pairs.sums(lost_us)
+    first = waiting.take(pairs.first)
+    wait_us = pairs.sums(lost_us)
     by_pair = Table.of(
         late_rank=first["late_rank"],
         waiting_rank=first["rank"],
@@ -73,18 +76,22 @@ def late_ranks(table: Table) -> IntColumn:
     transfer itself.
     """
     late = np.full(len(table), UNKNOWN)
-    rows = np.flatnonzero(table.known("wait_us") & table.known("match"))
+    rows = np.flatnonzero(_is_matched(table))
     matched = table.take(rows)
     matches = _by_repeat(matched, "match")
     duration_us = matched["duration_us"]
-    least_us = matches.least(duration_us)
-    is_shortest = duration_us == least_us[matches.code]
-    places = np.flatnonzero(is_shortest)[::-1]
-    shortest = np.zeros(len(matches), dtype=np.int64)
-    shortest[matches.code[places]] = places  # of equals the first
-    last = matched["rank"][shortest]
+    is_shortest = duration_us == matches.least(duration_us)[matches.code]
+    shortest = np.flatnonzero(is_shortest)[::-1]
+    last = np.zeros(len(matches), dtype=np.int64)
+    last[matches.code[shortest]] = matched["rank"][shortest]  # of equals the first
     late[rows] = last[matches.code]
     return late
+
+
+def _is_matched(table: Table) -> BoolColumn:
+    if "match" not in table:
+        return np.zeros(len(table), dtype=bool)
+    return table.known("wait_us") & table.known("match")
 
 
 def _matched(table: Table) -> Table:
@@ -93,12 +100,11 @@ def _matched(table: Table) -> Table:
     Ranks may count their steps from different values: `job_step` is the lowest label that a
     collective's ranks give its step.
     """
-    matched = table.take(table.known("wait_us") & table.known("match"))
-    matches, none = _by_repeat(matched, "match"), np.iinfo(np.int64).max
-    lowest = np.full(len(matches), none)
-    np.minimum.at(lowest, matches.code, np.where(matched.known("step"), matched["step"], none))
-    lowest = np.where(lowest == none, UNKNOWN, lowest)
-    return matched.assign(late_rank=late_ranks(matched), job_step=lowest[matches.code])
+    matched = table.take(_is_matched(table))
+    matches = _by_repeat(matched, "match")
+    lowest = matches.least(matched.real("step"))
+    job_step = np.where(np.isnan(lowest), UNKNOWN, np.nan_to_num(lowest)).astype(np.int64)
+    return matched.assign(late_rank=late_ranks(matched), job_step=job_step[matches.code])
 
 
 def _waiting(matched: Table) -> Table:
@@ -112,17 +118,14 @@ def lost_once(waiting: Table, keys: Sequence[str]) -> FloatColumn:
     """
     starts = waiting["start_us"]
     ends = starts + waiting["wait_us"]
-    lost = np.zeros(len(starts))
-    if not len(starts):
-        return lost
-    groups = waiting.group(*keys)
-    # each group has a stretch of one axis to itself, so that none overlap
-    origin = groups.least(starts)[groups.code]
-    moved = groups.code * (float((ends - origin).max()) + 1.0) - origin
-    order = np.argsort(starts + moved, kind="stable")
-    begins, ends = (starts + moved)[order], (ends + moved)[order]
-    covered = np.concatenate(([-np.inf], np.maximum.accumulate(ends)[:-1]))
-    lost[order] = np.maximum(ends - np.maximum(begins, covered), 0.0)
+    moves = waiting.group(*keys).moved_apart(starts, ends)
+    starts = starts + moves
+    ends = ends + moves
+    order = np.argsort(starts, kind="stable")
+    covered = reached_before(ends[order])
+    begins = np.maximum(starts[order], covered)
+    lost = np.zeros(len(order))
+    lost[order] = np.maximum(ends[order] - begins, 0.0)
     return lost
 
 
@@ -136,14 +139,11 @@ def with_broadcast_waits(collectives: Table) -> Table:
     """
     small = collectives.words("kind").isin("broadcast") & collectives.known("match")
     small &= (collectives["bytes"] <= SMALL_BROADCAST) & collectives.known("bytes")
-    if not small.any():
-        return collectives
     broadcasts = collectives.take(small)
-    groups = _by_repeat(broadcasts, "match")
+    matches = _by_repeat(broadcasts, "match")
+    duration_us = broadcasts["duration_us"]
     wait_us = collectives["wait_us"].copy()
-    wait_us[small] = (
-        broadcasts["duration_us"] - groups.least(broadcasts["duration_us"])[groups.code]
-    )
+    wait_us[small] = duration_us - matches.least(duration_us)[matches.code]
     return collectives.assign(wait_us=wait_us)
 
 
@@ -259,7 +259,7 @@ def _lost_in_steps(collectives: Table) -> tuple[Table, Table]:
     """The matched collectives, and a row per step and late rank: `wait_us` is what all other ranks
     lost to it.
     """
-    in_steps = collectives.take(collectives.known("step"))
+    in_steps = collectives.with_known("step")
     matched = _matched(with_broadcast_waits(in_steps))
     waiting = _waiting(matched)
     waiting = waiting.assign(

@@ -144,7 +144,7 @@ _OTHERS = ("communication_us", "unlaunched_us", "host_copy_us")
 
 def ledger_of(windows: Table, parts: Table) -> Ledger | None:
     """From `with_waits`' rows and `exposed_parts` of the same tables; None without a known step."""
-    every = windows.take(windows.known("step_us"))
+    every = windows.with_known("step_us")
     if not len(every):
         return None
     critical = every.take(critical_rows(every))

@@ -9,7 +9,7 @@ collective that synchronises ends on all its ranks at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.traces.reading.event_table import BoolColumn, FloatColumn, IntColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, joined
+from dpscope.analysis.traces.reading.table import UNKNOWN, Groups, Table, Words, divided, joined
 from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.short_repr import short_repr
@@ -72,7 +72,8 @@ class MatchedRanks:
 
 def enough_ranks(present: FloatTable | IntColumn, size: FloatTable | int) -> BoolColumn:
     """Whether so many ranks of groups of these sizes are all, or nearly all of many."""
-    return np.asarray((present <= size) & (present >= ENOUGH_RANKS * size))
+    whole: BoolColumn = np.asarray((present <= size) & (present >= ENOUGH_RANKS * size))
+    return whole
 
 
 def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = ()) -> MatchedRanks:
@@ -87,49 +88,69 @@ def match_tables(rank_tables: Sequence[Table], origins: Sequence[RankOrigin] = (
     """
     table = joined(rank_tables) if rank_tables else Table({})
     groups = _same_collective(table.assign(group=_group(table)))
-    code, size, kind = groups.code, table["group_size"], table.words("kind")
-    present = groups.different(table["rank"])
-    same_kind = (groups.different(kind) <= 1)[code]
-    same_size = (groups.different(table["bytes"]) <= 1)[code]
-    one_each = (groups.sizes == present)[code]
-    sound = same_kind & (same_size | kind.isin(_VARIABLE_SIZE)) & one_each
-    whole = enough_ranks(present[code], size) & sound & (size > 1)
+    code = groups.code
+    size = table["group_size"]
+    kind = table.words("kind")
+    sound = _agree(table, groups)
+    present = groups.different(table["rank"])[code]
+    whole = sound & enough_ranks(present, size) & (size > 1)
     apart = _of_several_groups(table, np.where(whole, code, UNKNOWN), origins)
     whole &= ~apart
-    matched = whole & ~kind.isin(*ROOTED) & table.known("kind")
-    shortest = groups.least(table["duration_us"])[code]
-    transfer_us = np.where(matched, shortest, np.nan)
+    synchronises = whole & ~kind.isin(*ROOTED) & table.known("kind")
+    shortest_us = groups.least(table["duration_us"])[code]
+    transfer_us = np.where(synchronises, shortest_us, np.nan)
     largest = groups.most(table.real("bytes"))[code]
     table = table.assign(
         group_size=np.where(apart, UNKNOWN, size),
         match=np.where(whole, code, UNKNOWN),
         transfer_us=transfer_us,
         wait_us=table["duration_us"] - transfer_us,
-        algbw_gb_per_s=_gb_per_s(largest, transfer_us),
-        lower_bound_gb_per_s=_gb_per_s(table.real("bytes"), table["duration_us"]),
+        # bytes per microsecond are 1e6 B/s
+        algbw_gb_per_s=divided(largest, transfer_us * 1e3),
+        lower_bound_gb_per_s=divided(table.real("bytes"), table["duration_us"] * 1e3),
     )
     table = table.assign(busbw_gb_per_s=table["algbw_gb_per_s"] * _bus_factors(table))
-    ranks = len(np.unique(table["rank"]))
-    to_match = (ranks > 1) & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
-    unmatched, of_unknown_groups = int((to_match & ~whole & ~apart).sum()), int(apart.sum())
-    collectives, findings = counted(len(table), "collective"), list[Finding]()
-    if unmatched:
-        disagree = int((to_match & ~sound).sum())
-        lacks_ranks = (table["group_size"] > ranks).any()  # than were read
-        disagreeing = f" ({disagree} by kind or size)" if disagree else ""
-        message = (
-            f"no counterpart on every rank of the group: {unmatched} of {collectives}{disagreeing}"
-        )
-        next_step = "" if lacks_ranks else "trace the same steps on every rank"
-        message += ": no transfer and no wait is given for them"
-        findings.append(TraceCode.COLLECTIVES_UNMATCHED.finding(message, next_step))
-    if of_unknown_groups:
-        message = (
-            f"no process group is named by {of_unknown_groups} of {collectives}, and end times do not show that all ranks took "
-            "part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
-        )
-        findings.append(TraceCode.GROUPS_UNKNOWN.finding(message))
-    return MatchedRanks(table, unmatched + of_unknown_groups, tuple(findings))
+    several = len(np.unique(table["rank"])) > 1
+    has_partners = several & (table["group_size"] != 1) & ~kind.isin(*_POINT_TO_POINT)
+    unmatched = has_partners & ~whole & ~apart
+    findings: list[Finding] = []
+    if unmatched.any():
+        findings.append(_unmatched(table, int(unmatched.sum()), int((has_partners & ~sound).sum())))
+    if apart.any():
+        findings.append(_unknown_groups(table, int(apart.sum())))
+    return MatchedRanks(table, int((unmatched | apart).sum()), tuple(findings))
+
+
+def _agree(table: Table, groups: Groups) -> BoolColumn:
+    """Rows of collectives that have one kind and one size on all their ranks, each of which shows
+    it once.
+    """
+    same_kind = groups.different(table.words("kind")) <= 1
+    same_size = groups.different(table["bytes"]) <= 1
+    one_each = groups.different(table["rank"]) == groups.sizes
+    any_size = table.words("kind").isin(_VARIABLE_SIZE)
+    agree: BoolColumn = (same_kind & one_each)[groups.code] & (same_size[groups.code] | any_size)
+    return agree
+
+
+def _unmatched(table: Table, count: int, disagreeing: int) -> Finding:
+    collectives = counted(len(table), "collective")
+    message = f"no counterpart on every rank of the group: {count} of {collectives}"
+    if disagreeing:
+        message += f" ({disagreeing} by kind or size)"
+    message += ": no transfer and no wait is given for them"
+    ranks_read = len(np.unique(table["rank"]))
+    lacks_ranks = (table["group_size"] > ranks_read).any()
+    next_step = "" if lacks_ranks else "trace the same steps on every rank"
+    return TraceCode.COLLECTIVES_UNMATCHED.finding(message, next_step)
+
+
+def _unknown_groups(table: Table, count: int) -> Finding:
+    collectives = counted(len(table), "collective")
+    return TraceCode.GROUPS_UNKNOWN.finding(
+        f"no process group is named by {count} of {collectives}, and end times do not show that all ranks took "
+        "part (they may belong to several groups, or to hosts whose clocks differ): they have no transfer and no wait"
+    )
 
 
 def match_recordings(
@@ -146,18 +167,22 @@ def match_recordings(
     """
     if len(recordings) == 1:
         return match_tables([collectives], origins)
-    parts, places, first_match = [], [], 0
+    tables: list[Table] = []
+    places: list[IntColumn] = []
+    findings: dict[Finding, None] = {}  # each once, in order
+    unmatched = 0
     for recording in recordings:
         rows = np.flatnonzero(np.isin(trace, recording))
         part = match_tables([collectives.take(rows)], [origins[index] for index in recording])
-        match = part.rows["match"]
-        moved = part.rows.assign(match=np.where(match == UNKNOWN, UNKNOWN, match + first_match))
-        parts.append(replace(part, rows=moved))
+        # numbers of matches are below the number of rows
+        first_match = sum(map(len, places))
+        match = np.where(part.rows.known("match"), part.rows["match"] + first_match, UNKNOWN)
+        tables.append(part.rows.assign(match=match))
         places.append(rows)
-        first_match += len(rows)
-    table = joined([part.rows for part in parts]).take(np.argsort(np.concatenate(places)))
-    findings = dict.fromkeys(finding for part in parts for finding in part.findings)
-    return MatchedRanks(table, sum(part.unmatched for part in parts), tuple(findings))
+        findings |= dict.fromkeys(part.findings)
+        unmatched += part.unmatched
+    table = joined(tables).take(np.argsort(np.concatenate(places)))
+    return MatchedRanks(table, unmatched, tuple(findings))
 
 
 def _group(table: Table) -> Words:
@@ -168,8 +193,8 @@ def _group(table: Table) -> Words:
         return table.words("group")
     pairs = table.group("group", "group_ranks")
     rows = table.take(pairs.first).records(("group", "group_ranks"))
-    known = [[part for part in row.values() if part is not None] for row in rows]
-    return Words.coded(pairs.code, ["".join(parts) if parts else None for parts in known])
+    names = ["".join(part or "" for part in row.values()) or None for row in rows]
+    return Words.coded(pairs.code, names)
 
 
 def _same_collective(table: Table) -> Groups:
@@ -198,27 +223,15 @@ def _same_collective(table: Table) -> Groups:
 
 
 def _bus_factors(table: Table) -> FloatColumn:
-    kind = table.words("kind")
-    moved_as = (
-        table.words("moved_as").where(table.known("moved_as"), kind)
-        if "moved_as" in table
-        else kind
-    )
-    keys = table.assign(kind=moved_as)
-    groups = keys.group("kind", "group_size")
-    names = ("kind", "group_size")
-    pairs = [
-        (record["kind"], record["group_size"] or 0)
-        for record in keys.take(groups.first).records(names)
-    ]
-    return np.array([bus_factor(*pair) for pair in pairs], dtype=np.float64)[groups.code]
-
-
-def _gb_per_s(size_bytes: FloatColumn, time_us: FloatColumn) -> FloatColumn:
-    """1e9 bytes per second; NaN where the time is 0 or unknown."""
-    return np.asarray(
-        np.divide(size_bytes, time_us * 1e3, out=np.full(len(time_us), np.nan), where=time_us > 0)
-    )
+    moved_as = table.words("kind")
+    if "moved_as" in table:
+        moved_as = table.words("moved_as").where(table.known("moved_as"), moved_as)
+    kinds = table.assign(kind=moved_as)
+    groups = kinds.group("kind", "group_size")
+    factors = []
+    for group in kinds.take(groups.first).records(("kind", "group_size")):
+        factors.append(bus_factor(group["kind"], group["group_size"] or 0))
+    return np.array(factors, dtype=np.float64)[groups.code]
 
 
 _VARIABLE_SIZE = "all_to_all"  # each rank may send another amount
@@ -241,11 +254,10 @@ def _order(table: Table) -> IntColumn:
         numbered=table.known("sequence"),
     )
     order = places.group("rank", "group", "step", "on_device", "kind", "bytes").places
-    of_rank, of_step = (
-        places.group(*keys, "group", "step", "numbered") for keys in (("rank",), ())
-    )
-    counts = of_rank.sizes[of_rank.code].astype(np.float64)
-    uneven = (of_step.least(counts) < of_step.most(counts))[of_step.code] & on_device
+    of_rank = places.group("rank", "group", "step", "numbered")
+    of_step = places.group("group", "step", "numbered")
+    counts = of_step.different(of_rank.sizes[of_rank.code])
+    uneven = (counts > 1)[of_step.code] & on_device
     return order + np.where(uneven, _APART * (1 + table.group("rank").code), 0)
 
 
@@ -268,22 +280,31 @@ def _of_several_groups(table: Table, match: IntColumn, origins: Sequence[RankOri
     unknown &= table["group_size"] >= _SMALLEST_DIVISIBLE
     if "group_ranks" in table:
         unknown &= ~table.known("group_ranks")
-    rows = np.flatnonzero(unknown & ~table.words("kind").isin(*ROOTED) & table.known("kind"))
+    synchronises = ~table.words("kind").isin(*ROOTED) & table.known("kind")
+    rows = np.flatnonzero(unknown & synchronises)
     if not len(rows):
         return np.zeros(len(table), dtype=bool)
-    _, collective = np.unique(match[rows], return_inverse=True)
+    collectives, collective = np.unique(match[rows], return_inverse=True)
     ranks, rank = np.unique(table["rank"][rows], return_inverse=True)
-    ends, durations = np.full((2, collective.max() + 1, len(ranks)), np.nan)
+    ends, durations = np.full((2, len(collectives), len(ranks)), np.nan)
     durations[collective, rank] = table["duration_us"][rows]
     ends[collective, rank] = table["start_us"][rows] + table["duration_us"][rows]
-    of_rank = {origin.rank: origin for origin in origins}
-    clocks = [of_rank.get(one) for one in ranks.tolist()]
-    return np.asarray(unknown & (not _end_together(ends, durations, clocks)), dtype=bool)
+    origin_of = {origin.rank: origin for origin in origins}
+    hosts: list[_Host] = []
+    for column, number in enumerate(ranks.tolist()):
+        origin = origin_of.get(number)
+        hosts.append(number if origin is None else origin.host)
+        if origin is not None:
+            ends[:, column] += (origin.zero_ns - origins[0].zero_ns) / 1e3
+    together = _end_together(ends, durations, hosts)
+    return np.zeros(len(table), dtype=bool) if together else unknown
 
 
-def _end_together(
-    ends: FloatTable, durations: FloatTable, clocks: Sequence[RankOrigin | None]
-) -> bool:
+_Host = str | int | None
+"""Ranks of equal hosts share a clock; one whose clock is not recorded stands for itself."""
+
+
+def _end_together(ends: FloatTable, durations: FloatTable, hosts: Sequence[_Host]) -> bool:
     """Whether most collectives (rows) end at the same time on all ranks (columns).
 
     Ends may be apart by _CLOSE_US, by _CLOSE_SHARE of the transfer, or by _CLOSE_TO_WAITS of the
@@ -293,44 +314,32 @@ def _end_together(
     share a clock must also vary against that of the others, as it does where one rank makes all of
     them wait.
     """
-    shortest, longest = durations.min(axis=1), durations.max(axis=1)
-    close = np.maximum(
-        np.maximum(_CLOSE_US, _CLOSE_SHARE * shortest), _CLOSE_TO_WAITS * (longest - shortest)
-    )
-    hosts = {None if clock is None else clock.host for clock in clocks}
-    known = [clock for clock in clocks if clock is not None]
-    if len(known) == len(clocks) and len(hosts) == 1:
-        ends = ends + np.array([(clock.zero_ns - known[0].zero_ns) / 1e3 for clock in known])
-        if _mostly(np.ptp(ends, axis=1) <= close):
-            return True
+    shortest = durations.min(axis=1)
+    waits = durations.max(axis=1) - shortest
+    close = np.maximum(_CLOSE_US, np.maximum(_CLOSE_SHARE * shortest, _CLOSE_TO_WAITS * waits))
+    if len(set(hosts)) == 1 and _mostly(np.ptp(ends, axis=1) <= close):
+        return True
     steady_ends = ends - np.median(ends - ends[:, :1], axis=0)
     if not _mostly(np.ptp(steady_ends, axis=1) <= close):
         return False
-    together = [durations[:, block].min(axis=1) for block in _one_clock(ends, close, clocks)]
-    apart = [block - together[0] for block in together[1:]]
-    return any(
-        _mostly(np.abs(differences_us - np.median(differences_us)) > close)
-        for differences_us in apart
-    )
+    blocks = _one_clock(ends, close, hosts)
+    first = durations[:, blocks[0]].min(axis=1)
+    for block in blocks[1:]:
+        apart_us = durations[:, block].min(axis=1) - first
+        if _mostly(np.abs(apart_us - np.median(apart_us)) > close):
+            return True
+    return False
 
 
-def _one_clock(
-    ends: FloatTable, close: FloatColumn, clocks: Sequence[RankOrigin | None]
-) -> list[list[int]]:
-    """Columns of ranks of one host whose ends fall together as recorded; a rank that records no
-    clock stands alone.
-    """
+def _one_clock(ends: FloatTable, close: FloatColumn, hosts: Sequence[_Host]) -> list[list[int]]:
+    """Columns of ranks of one host whose ends fall together as recorded."""
     blocks: list[list[int]] = []
-    for column, clock in enumerate(clocks):
+    for column, host in enumerate(hosts):
         for block in blocks:
-            first = clocks[block[0]]
-            if clock is not None and first is not None and clock.host == first.host:
-                apart_us = (
-                    ends[:, column] - ends[:, block[0]] + (clock.zero_ns - first.zero_ns) / 1e3
-                )
-                if _mostly(np.abs(apart_us) <= close):
-                    block.append(column)
-                    break
+            apart_us = np.abs(ends[:, column] - ends[:, block[0]])
+            if host == hosts[block[0]] and _mostly(apart_us <= close):
+                block.append(column)
+                break
         else:
             blocks.append([column])
     return blocks

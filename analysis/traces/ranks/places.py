@@ -197,7 +197,7 @@ def rank_means(analysis: Job) -> Table:
     whole.
     """
     steps = analysis.tables.steps
-    chosen = whole_steps(steps.take(steps.known("rank")))
+    chosen = whole_steps(steps.with_known("rank"))
     ranks = chosen.group("rank", in_order=True)
     names = [name for name in QUANTITIES if name in chosen]
     means = (
@@ -224,7 +224,7 @@ def spreads(means: Table) -> list[RankSpread]:
     """The spread of each quantity in `rank_means` that is known for any rank."""
     by_quantity = []
     for name in QUANTITIES:
-        measured = means.take(means.known(name))
+        measured = means.with_known(name)
         if not len(measured):
             continue
         values = measured[name]
@@ -245,7 +245,7 @@ def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
     `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that
     its ranks cause, 0..1.
     """
-    placed, caused = places.take(places.known(by)), analysis.waits_caused
+    placed, caused = places.with_known(by), analysis.waits_caused
     if not len(caused):
         placed = placed.take(np.zeros(len(placed), dtype=bool))
     groups = placed.group(by, in_order=True)
@@ -283,7 +283,7 @@ def _missing(analysis: Job) -> Iterator[Finding]:
 
 def _node(analysis: Job, places: Table) -> Iterator[Finding]:
     """Only for jobs on several hosts."""
-    caused, placed = analysis.waits_caused, places.take(places.known("host"))
+    caused, placed = analysis.waits_caused, places.with_known("host")
     hosts = placed.group("host", in_order=True)
     if not len(caused) or len(hosts) < 2:
         return

@@ -311,6 +311,10 @@ class Table:
             rows = np.flatnonzero(rows)
         return Table({name: column[rows] for name, column in self._columns.items()})
 
+    def with_known(self, name: str) -> "Table":
+        """The rows with a value in this column."""
+        return self.take(self.known(name))
+
     def having(self, name: str, *words: str) -> "Table":
         """The rows whose column `name` holds one of these words."""
         return self.take(self.words(name).isin(*words))
@@ -340,6 +344,14 @@ class Table:
         `in_order` of their keys.
         """
         return Groups.by([self.column(key) for key in keys], len(self), in_order)
+
+    def summed(self, keys: Sequence[str], **values: FloatColumn) -> "Table":
+        """A row for each different set of keys, in their order, with the sum of each column of
+        values over its rows.
+        """
+        groups = self.group(*keys, in_order=True)
+        sums = {name: groups.sums(column) for name, column in values.items()}
+        return self.take(groups.first).select(keys).assign(**sums)
 
     def places_in(self, other: "Table", keys: Sequence[str]) -> IntColumn:
         """For each row the place of the row of `other` with the same keys, -1 for none; the last
@@ -474,19 +486,25 @@ class Groups:
     def means(self, column: FloatColumn) -> FloatColumn:
         """Of the known values of each group; NaN for none."""
         counts = np.bincount(self.code, weights=~np.isnan(column), minlength=len(self))
-        return np.asarray(
-            np.divide(self.sums(column), counts, out=np.full(len(self), np.nan), where=counts > 0)
-        )
+        return divided(self.sums(column), counts)
 
     def least(self, column: FloatColumn) -> FloatColumn:
         """The smallest known value of each group; NaN for none."""
-        found = np.full(len(self), np.nan)
-        np.fmin.at(found, self.code, column)
-        return found
+        smallest = np.full(len(self), np.nan)
+        np.fmin.at(smallest, self.code, column)
+        return smallest
 
     def most(self, column: FloatColumn) -> FloatColumn:
         """The largest known value of each group; NaN for none."""
         return -self.least(-column)
+
+    def moved_apart(self, starts: FloatColumn, ends: FloatColumn) -> FloatColumn:
+        """How far each row's interval is moved so that on one axis no two groups overlap."""
+        first = self.least(starts)
+        # each group begins at 0 of a range of its own, all as wide as the longest
+        width = float((ends - first[self.code]).max(initial=0.0)) + 1.0
+        moves = np.arange(len(self)) * width - first
+        return moves[self.code]
 
     def different(self, column: Column) -> IntColumn:
         """How many different known values each group holds."""
@@ -511,6 +529,15 @@ class Groups:
             if len(self)
             else []
         )
+
+
+def divided(
+    numbers: FloatColumn, by: FloatColumn | IntColumn, otherwise: float = np.nan
+) -> FloatColumn:
+    """The quotients; `otherwise` where the divisor is not above 0, or unknown."""
+    quotients = np.full(len(by), otherwise)
+    np.divide(numbers, by, out=quotients, where=by > 0)
+    return quotients
 
 
 def _codes(column: Column) -> tuple[IntColumn, int]:

@@ -13,7 +13,7 @@ from dpscope.analysis.traces.reading.event_table import (
     FloatColumn,
     IntColumn,
 )
-from dpscope.analysis.traces.reading.table import Table, Words
+from dpscope.analysis.traces.reading.table import Table, Words, divided
 from dpscope.analysis.traces.steps import intervals
 from dpscope.analysis.traces.steps.attribution import Attribution
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
@@ -130,9 +130,7 @@ def _pace(kernels: Table) -> FloatColumn:
     classes, steps = kernels.group("device", "kernel_class"), kernels.group("device", "step")
     free_us = np.where(kernels.truths("overlapped"), np.nan, kernels["time_us"])
     usual_us = np.where(np.isnan(free_us), np.nan, classes.means(free_us)[classes.code])
-    expected_us = steps.sums(usual_us)
-    pace = np.ones(len(steps))
-    np.divide(steps.sums(free_us), expected_us, out=pace, where=expected_us > 0)
+    pace = divided(steps.sums(free_us), steps.sums(usual_us), otherwise=1.0)
     return pace[steps.code]
 
 
