@@ -41,56 +41,61 @@ def list_type(columns: Sequence[str]) -> pa.DataType:
 def to_lists(table: Table, lengths: IntColumn, columns: Sequence[str]) -> pa.ListArray:
     """A list for each rank, with these columns of its rows; each rank has so many."""
     kind = list_type(columns)
-    cells = [_to_arrow(table.column(name), COLUMN_KINDS[name]) for name in columns]
+    cells = []
+    for name in columns:
+        cells.append(_to_arrow(table.column(name), COLUMN_KINDS[name]))
     structs = pa.StructArray.from_arrays(cells, fields=list(kind.value_type))
-    ends = _array(np.cumsum([0, *lengths], dtype=np.int32), pa.int32())
-    return pa.ListArray.from_arrays(ends, structs, type=kind)
+    # Arrow keeps lists as one array and the place in it where each begins, and the last one ends
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    return pa.ListArray.from_arrays(_array(bounds, pa.int32()), structs, type=kind)
 
 
 def _to_arrow(column: Column, kind: Kind) -> pa.Array:
     if isinstance(column, Words):
         words = [word.encode(errors="replace") for word in column.categories]
-        # A code of -1 stands for a missing word.
-        codes = _array(column.code, pa.int32(), known=column.code >= 0)
+        # a code of -1 stands for a missing word
+        codes = _array(column.code, pa.int32(), is_known(column))
         return texts(words, pa.string()).take(codes)
-    # Truths are whole numbers in a table.
+    # truths are whole numbers in a table
     plain = pa.float64() if kind == "real" else pa.int64()
-    known = is_known(column)
-    cells = _array(column, plain, known)
-    return cells.cast(_ARROW[kind])
+    return _array(column, plain, is_known(column)).cast(_ARROW[kind])
 
 
 def _array(
-    values: npt.NDArray[Any], kind: pa.DataType, known: BoolColumn | None = None
+    values: npt.NDArray[Any], kind: pa.DataType, present: BoolColumn | None = None
 ) -> pa.Array:
-    """Of the same numbers, missing where they are not known."""
-    bits = None
-    if known is not None:
-        packed = np.packbits(known, bitorder="little")
-        bits = pa.py_buffer(packed)
+    """Of the same numbers; missing where they are not present."""
+    validity = None
+    if present is not None:
+        # a bit for each value, the lowest one first
+        bits = np.packbits(present, bitorder="little")
+        validity = pa.py_buffer(bits)
     content = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [bits, content])
+    return pa.Array.from_buffers(kind, len(values), [validity, content])
 
 
 def texts(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     """Strings or bytes as an array of this kind."""
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.Array.from_buffers(
-        kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
-    )
+    # no buffer of validity: none is missing
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def from_lists(lists: pa.ListArray, columns: Sequence[str]) -> tuple[Table, IntColumn]:
     """What `to_lists` was given: the rows, and how many each rank has."""
-    cells = zip(columns, lists.flatten().flatten(), strict=True)
-    table = Table({name: _from_arrow(values, COLUMN_KINDS[name]) for name, values in cells})
-    return table, np.from_dlpack(lists.value_lengths()).astype(np.int64)
+    structs = lists.flatten()
+    cells: dict[str, Column] = {}
+    for name, values in zip(columns, structs.flatten(), strict=True):
+        cells[name] = _from_arrow(values, COLUMN_KINDS[name])
+    lengths = np.from_dlpack(lists.value_lengths())
+    return Table(cells), lengths.astype(np.int64)
 
 
 def _from_arrow(values: pa.Array, kind: Kind) -> Column:
     if kind == "word":
         coded = values.dictionary_encode()
-        words = [*coded.dictionary.to_pylist(), None]
+        words = [*coded.dictionary.to_pylist(), None]  # the last for a missing one
         codes = _numbers(coded.indices, missing=len(words) - 1)
         return Words.coded(codes, words)
     if kind == "real":
@@ -105,6 +110,6 @@ def _numbers(values: pa.Array, missing: float) -> npt.NDArray[Any]:
     numbers = np.from_dlpack(plain).copy()  # else the whole column that was read stays in memory
     if not values.null_count:
         return numbers
-    # Truths are no type of dlpack.
-    is_missing = values.is_null().cast(pa.uint8())
-    return np.where(np.from_dlpack(is_missing), missing, numbers)
+    # truths are no type of dlpack
+    is_missing = np.from_dlpack(values.is_null().cast(pa.uint8()))
+    return np.where(is_missing, missing, numbers)

@@ -44,20 +44,24 @@ def rank_clocks(collectives: Table, origins: Sequence[RankOrigin]) -> tuple[Rank
     `collectives` is `match_tables`' table; only rows with a transfer synchronise. Ranks that share
     none keep their clocks.
     """
-    place_us = np.array([(origin.zero_ns - origins[0].zero_ns) / 1e3 for origin in origins])
-    ends = _ends(collectives, {origin.rank: row for row, origin in enumerate(origins)}, place_us)
+    reference = origins[0]
+    # as whole numbers: a time since 1970 in nanoseconds does not fit a float
+    place_us = np.array([(origin.zero_ns - reference.zero_ns) / 1e3 for origin in origins])
+    row_of = {origin.rank: row for row, origin in enumerate(origins)}
+    ends = _ends(collectives, row_of, place_us)
     # when each collective ended, by the first rank placed that shares it
     anchor = np.full(ends.shape[1], np.nan)
     clocks: dict[int, RankClock] = {}
     while len(clocks) < len(origins):
+        # next the rank that shares most with those placed; of equals the first
         shared = (np.isfinite(ends) & np.isfinite(anchor)).sum(axis=1)
         shared[list(clocks)] = -1
-        index = int(shared.argmax())  # of equals the first
+        index = int(shared.argmax())
         origin = origins[index]
         differences = anchor - ends[index]
         differences = differences[np.isfinite(differences)]
         moved_us = float(np.median(differences)) if len(differences) else 0.0
-        one_host = origin.host is not None and origin.host == origins[0].host
+        one_host = origin.host is not None and origin.host == reference.host
         if one_host and not _clocks_differ(differences, moved_us):
             moved_us = 0.0
         clock = RankClock(

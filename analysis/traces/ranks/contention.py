@@ -137,9 +137,10 @@ def _overlap_by_operator(kernels: Table) -> list[tuple[str, float]]:
     return list(zip(map(str, names), operators.sums(kernels["overlap_us"]).tolist(), strict=True))
 
 
-def with_contention(ledger: Ledger, found: Contentions) -> Ledger:
+def with_contention(ledger: Ledger, measured: Contentions) -> Ledger:
     """The ledger with what its hidden communication costs."""
-    every, hidden_us = found.every, ledger.hidden_us
+    every = measured.every
+    hidden_us = ledger.hidden_us
     if every is None or hidden_us is None:
         return ledger
     intervals = dict(ledger.intervals)

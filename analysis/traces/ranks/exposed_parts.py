@@ -56,7 +56,9 @@ def with_waits(steps: Table, table: Table, parts: Table) -> Table:
     whole = _with_columns(steps, waits_by_step(table), ("transfer_us", "wait_us"))
     whole = _with_columns(whole, _sums_of_parts(parts), EXPOSED)
     has_exposed = whole.known("exposed_us")
-    parts_us = {name: np.where(has_exposed, np.nan_to_num(whole[name]), np.nan) for name in EXPOSED}
+    parts_us: dict[str, object] = {}
+    for name in EXPOSED:  # a part that a step does not have is 0
+        parts_us[name] = np.where(has_exposed, np.nan_to_num(whole[name]), np.nan)
     if not table.known("wait_us").any() and (whole["exposed_us"] > 0).any():
         unsplit: dict[str, object] = dict.fromkeys(EXPOSED)
         return whole.assign(**unsplit | {"exposed_other_us": parts_us["exposed_other_us"]})
@@ -79,9 +81,11 @@ def with_exposed_waits(pairs: Table, parts: Table, windows: Table) -> Table:
     waits = waits.assign(waiting_rank=waits["rank"])
     keys = ("late_rank", "waiting_rank")
     exposed = waits.summed(keys, time_us=waits["time_us"])
+    # how many windows each waiting rank has
     ranks = split_windows.assign(waiting_rank=split_windows["rank"])
-    steps = ranks.summed(("waiting_rank",), count=np.ones(len(ranks)))
-    count = _at(steps["count"], pairs.places_in(steps, ("waiting_rank",)), np.nan)
+    windows_of = ranks.summed(("waiting_rank",), count=np.ones(len(ranks)))
+    rank_places = pairs.places_in(windows_of, ("waiting_rank",))
+    count = _at(windows_of["count"], rank_places, np.nan)
     # a pair that never waits exposed is not among those summed
     total_us = _at(exposed["time_us"], pairs.places_in(exposed, keys), 0.0)
     mean_us = total_us / count
@@ -132,6 +136,7 @@ def exposed_parts(table: Table, exposed: Table) -> Table:
     ranks = np.unique(exposed["rank"])
     rows = len(collectives) + len(exposed)
     shares = min(math.ceil(rows / _MOST_ROWS), len(ranks))
+    # each share of ranks by itself: the pieces of all at once are several times the collectives
     cut = []
     for share in np.array_split(ranks, shares):
         cut.append(_cut(_of_ranks(collectives, share), _of_ranks(exposed, share)))
@@ -179,12 +184,13 @@ def _cut(collectives: Table, stretches: Table) -> Table:
     # row -1, without a collective, is a copy
     kinds = Words.joined([collectives.words("kind"), Words.of([COPIES])])
     late_rank = _at(collectives["late_rank"], row, UNKNOWN)
+    is_wait = part == PARTS.index("wait")
     of_stretch = stretches.select(_KEYS).take(stretch[inside])
     return of_stretch.assign(
         part=Words.coded(part, PARTS),
         kind=kinds[np.where(row >= 0, row, len(collectives))],
         bytes=_at(collectives["bytes"], row, UNKNOWN),
-        late_rank=np.where(part == PARTS.index("wait"), late_rank, UNKNOWN),
+        late_rank=np.where(is_wait, late_rank, UNKNOWN),
         time_us=lengths_us[inside],
     )
 

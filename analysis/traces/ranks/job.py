@@ -8,6 +8,7 @@ thing with more or fewer facts. One that is not known raises Missing with the re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from dpscope.analysis.traces.ranks.not_split import NotSplit, why_not_split
 from dpscope.analysis.traces.ranks.rank_tables import COLUMNS, TraceSummary
 from dpscope.analysis.traces.ranks.timeline import StepTimeline
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS, far_longer_count, whole_steps
-from dpscope.analysis.traces.reading.table import FrameOf, Table, joined
+from dpscope.analysis.traces.reading.table import FrameOf, Table, joined, without_rows
 from dpscope.analysis.traces.steps import collectives
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
@@ -71,12 +72,9 @@ _COLUMNS = {
 }
 
 
-def without_rows(columns: Sequence[str]) -> Table:
-    """These columns and the repeat."""
-    return Table.of(**dict.fromkeys((*columns, "repeat"), ()))
-
-
-NO_TABLES = Tables(**{name: without_rows(columns) for name, columns in _COLUMNS.items()})
+NO_TABLES = Tables(
+    **{name: without_rows((*columns, "repeat")) for name, columns in _COLUMNS.items()}
+)
 
 
 def join_tables(repeats: Sequence[Tables]) -> Tables:
@@ -250,27 +248,23 @@ class Job:
         if not self.ranks or self.knows_options or not self.knows_samples:
             return {}
         first = self.ranks[0][0]
-        blocks = {
-            rank.rank: rank.blocks[0]
-            for repeat, rank in self.ranks
-            if repeat == first and rank.blocks
-        }
-        return {rank: one.samples / one.steps for rank, one in blocks.items() if one.steps}
+        samples: dict[int, float] = {}
+        for repeat, rank in self.ranks:
+            if repeat == first and rank.blocks and rank.blocks[0].steps:
+                samples[rank.rank] = rank.blocks[0].samples / rank.blocks[0].steps
+        return samples
 
     @property
     def cycle(self) -> int:
         """Steps after which a script does the same again: times are means over whole cycles."""
-        return max(
-            (rank.attached.cycle for _, rank in self.ranks if rank.attached is not None), default=1
-        )
+        attached = [rank.attached for _, rank in self.ranks if rank.attached is not None]
+        return max((script.cycle for script in attached), default=1)
 
     @property
     def batch_text(self) -> str:
         """The batch per device, or its range over the ranks of a script."""
-        counts = {
-            round(count / (self.devices // self.processes))
-            for count in self.samples_by_rank.values()
-        }
+        devices = self.devices // self.processes
+        counts = {round(count / devices) for count in self.samples_by_rank.values()}
         return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{self.cell.batch_size}"
 
     @property
@@ -278,17 +272,16 @@ class Job:
         """Samples of a step over all devices: of a script the sum over its ranks, which may
         differ.
         """
-        whole = len(self.samples_by_rank) == self.processes
-        return round(sum(self.samples_by_rank.values())) if whole else self.cell.global_batch_size
+        if len(self.samples_by_rank) == self.processes:
+            return round(sum(self.samples_by_rank.values()))
+        return self.cell.global_batch_size
 
     @property
     def device_name(self) -> str | None:
         """The first device's name; None where the traces do not record it."""
-        names = [
-            *(name for _, rank in self.ranks for name in rank.device_names),
-            *(summary.device_name for summary in self.summaries),
-        ]
-        return next((name for name in names if name is not None), None)
+        names = [name for _, rank in self.ranks for name in rank.device_names]
+        names += [summary.device_name for summary in self.summaries if summary.device_name]
+        return next(iter(names), None)
 
     @property
     def foreign_format(self) -> str | None:
@@ -341,11 +334,9 @@ class Job:
         first event.
         """
         whole = whole_steps(self.tables.steps, alike=self.cycle == 1)
-        return (
-            whole
-            if self.plan is None
-            else whole.take(~whole.truths("partial_window", missing=True))
-        )
+        if self.plan is None:
+            return whole
+        return whole.take(~whole.truths("partial_window", missing=True))
 
     @cached_property
     def critical_windows(self) -> Table:
@@ -363,8 +354,9 @@ class Job:
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
         ledger = ledger_of(self.whole_windows, self.tables.exposed_parts)
-        left_out = far_longer_count(self.tables.steps) if self.cycle == 1 else 0
-        return None if ledger is None else replace(ledger, left_out_steps=left_out)
+        if ledger is None or self.cycle > 1:
+            return ledger
+        return replace(ledger, left_out_steps=far_longer_count(self.tables.steps))
 
     @cached_property
     def messages(self) -> Messages:
@@ -382,37 +374,31 @@ class Job:
         """`traced_ledger` with the contention among the job's own kernels; None if communication is
         unknown.
         """
-        traced = self.traced_ledger if self.communication_known else None
-        return with_contention(traced, self.contentions) if traced is not None else None
+        if not self.communication_known or self.traced_ledger is None:
+            return None
+        return with_contention(self.traced_ledger, self.contentions)
 
     @cached_property
     def waits_caused(self) -> Table:
         """`waits_by_pair` of the whole steps of each repeat, with their `repeat`; without rows if
         waits are unknown.
         """
-        matched = self.step_collectives
-        repeats = np.unique(matched["repeat"]).tolist() if self.communication_known else []
-        alone = len(repeats) == 1  # without a copy of all collectives
-        pairs = (
-            lateness.waits_by_pair(
-                matched if alone else matched.take(matched["repeat"] == repeat)
-            ).assign(repeat=repeat)
-            for repeat in repeats
-        )
-        return joined([without_rows(lateness.PAIR_COLUMNS), *pairs])
+        by_repeat = [without_rows((*lateness.PAIR_COLUMNS, "repeat"))]
+        if self.communication_known:
+            for repeat, matched in _by_repeat(self.step_collectives):
+                by_repeat.append(lateness.waits_by_pair(matched).assign(repeat=repeat))
+        return joined(by_repeat)
 
     @cached_property
     def every_wait(self) -> Table:
         """`waits_caused` with what is exposed of each wait, a mean over the repeat's windows."""
-        waits = self.waits_caused
-        by_repeat = [without_rows((*lateness.PAIR_COLUMNS, *exposed_parts.EXPOSED_WAIT))]
-        for repeat in np.unique(waits["repeat"]).tolist():
-            tables = (waits, self.tables.exposed_parts, self.whole_windows)
-            by_repeat.append(
-                exposed_parts.with_exposed_waits(
-                    *(table.take(table["repeat"] == repeat) for table in tables)
-                )
-            )
+        columns = (*lateness.PAIR_COLUMNS, *exposed_parts.EXPOSED_WAIT, "repeat")
+        by_repeat = [without_rows(columns)]
+        parts = dict(_by_repeat(self.tables.exposed_parts))
+        windows = dict(_by_repeat(self.whole_windows))
+        for repeat, waits in _by_repeat(self.waits_caused):
+            exposed = parts.get(repeat, NO_TABLES.exposed_parts)
+            by_repeat.append(exposed_parts.with_exposed_waits(waits, exposed, windows[repeat]))
         return joined(by_repeat)
 
     @property
@@ -425,7 +411,8 @@ class Job:
         """Mean waits per (late rank, waiting rank), the longest exposed one first; a repeat without
         such a wait counts as 0.
         """
-        waits, repeats = self.waits_caused, len(self.tables.steps.group("repeat"))
+        waits = self.waits_caused
+        repeats = len(self.tables.steps.group("repeat"))
         pairs = waits.group("late_rank", "waiting_rank", in_order=True)
         wait_us = pairs.sums(waits["wait_per_step_us"])
         means = waits.take(pairs.first).assign(
@@ -434,9 +421,8 @@ class Job:
             wait_share=wait_us / wait_us.sum() if len(wait_us) else wait_us,
         )
         longest = means.take(np.argsort(-wait_us, kind="stable"))
-        return exposed_parts.with_exposed_waits(
-            longest, self.tables.exposed_parts, self.whole_windows
-        )
+        parts = self.tables.exposed_parts
+        return exposed_parts.with_exposed_waits(longest, parts, self.whole_windows)
 
     @cached_property
     def last_rank(self) -> LastRank | None:
@@ -469,24 +455,22 @@ class Job:
         Means over ranks and whole traced steps, as in `Ledger`; `tracer` is the repeat's untraced
         median minus its mean traced step.
         """
-        numbers = np.unique(
-            self.tables.samples.having("measuring_pass", "timed")["repeat"]
-        ).tolist()
-        untraced = {
-            number: float(np.median(steps))
-            for number, steps in zip(numbers, self.step_samples(), strict=True)
-        }
+        timed = self.tables.samples.having("measuring_pass", "timed")
+        numbers = np.unique(timed["repeat"])
+        medians_us = np.array([np.median(steps) for steps in self.step_samples()])
         windows = self.critical_windows.take(np.isin(self.critical_windows["repeat"], numbers))
         repeats = windows.group("repeat", in_order=True)
-        columns = {part: f"{part}_us" for part in (*STEP_PARTS, "exposed")} | {
-            "traced_step": "step_us"
-        }
-        means = {part: repeats.means(windows[column]) for part, column in columns.items()}
-        untraced_us = np.array(
-            [untraced[number] for number in windows["repeat"][repeats.first].tolist()]
-        )
-        means["tracer"] = untraced_us - means["traced_step"]
+        traced = np.searchsorted(numbers, windows["repeat"][repeats.first])
+        means = {part: repeats.means(windows[f"{part}_us"]) for part in (*STEP_PARTS, "exposed")}
+        means["traced_step"] = repeats.means(windows["step_us"])
+        means["tracer"] = medians_us[traced] - means["traced_step"]
         return {part: values[~np.isnan(values)] for part, values in means.items()}
+
+
+def _by_repeat(table: Table) -> list[tuple[int, Table]]:
+    """Each repeat's number and rows; of a single one they are the table itself."""
+    repeats = np.unique(table["repeat"]).tolist()
+    return [(repeat, table.take(table["repeat"] == repeat)) for repeat in repeats]
 
 
 def planned_job(cell: Cell, skip_reason: str | None = None) -> Job:
@@ -498,9 +482,9 @@ def together(jobs: Sequence[Job]) -> Job:
     """Jobs that are alike, each with the repeats it holds, as one: the first with what was read of
     all.
     """
-    gathered: dict[str, Any] = {
-        name: tuple(item for job in jobs for item in getattr(job, name)) for name in _GATHERED
-    }
+    gathered: dict[str, Any] = {}
+    for name in _GATHERED:
+        gathered[name] = tuple(chain.from_iterable(getattr(job, name) for job in jobs))
     return replace(
         jobs[0],
         tables=join_tables([job.tables for job in jobs]),

@@ -72,32 +72,37 @@ def find_jobs(
     a finding. `findings` are on files of no job: the first job has them, so that they are reported
     once.
     """
-    every = [
-        _indexed(trace, index, os.path.dirname(os.path.abspath(place)))
-        for index, (trace, place) in enumerate(zip(traces, places, strict=True))
-    ]
+    # Each finding with a trace of the job that it is about: jobs have no names yet.
+    about: list[tuple[_Trace, Finding]] = []
     originals: dict[object, _Trace] = {}
-    for trace in every:
-        originals.setdefault(_identity(trace), trace)
-    parts = _divided([*originals.values()])
-    apart = [part for part in parts if not _is_one_job(part)]
-    jobs, strays = _without_strays(_each_alone(parts, apart))
+    for index, (summary, place) in enumerate(zip(traces, places, strict=True)):
+        trace = _indexed(summary, index, os.path.dirname(os.path.abspath(place)))
+        original = originals.setdefault(_identity(trace), trace)
+        if original is not trace:
+            about.append((original, _is_copy(trace, original)))
+    jobs: list[_Part] = []
+    not_unique: list[_Part] = []  # their traces stand alone: nothing may be averaged over jobs
+    for part in _divided(list(originals.values())):
+        if _is_one_job(part):
+            jobs.append(part)
+        else:
+            not_unique.append(part)
+            jobs += [[trace] for trace in part]
+    jobs, strays = _without_strays(sorted(jobs, key=_begin))
+    for stray, job in strays:
+        about.append((job[0], _is_of_another_job(stray, job)))
+    for part in not_unique:
+        about.append((part[0], _are_not_unique(part)))
+    for job in _side_by_side(jobs):
+        about.append((job[0], _is_one_of_several(job)))
     named = _named(jobs)
-    about = [
-        (original, _is_copy(copy, original))
-        for copy in every
-        if (original := originals[_identity(copy)]) is not copy
-    ]
-    about += [(job[0], _is_of_another_job(stray, job)) for stray, job in strays]
-    about += [(part[0], _are_not_unique(part)) for part in apart]
-    about += [(job[0], _is_one_of_several(job)) for job in _side_by_side(jobs)]
     first = next(iter(named))  # has the findings on traces of no job
-    job_of = {trace.index: name for name, job in named.items() for trace in job}
+    indices = {name: [trace.index for trace in job] for name, job in named.items()}
+    job_of: dict[int, str] = {}
+    for name, job in named.items():
+        job_of |= {trace.index: name for trace in job}
     by_job = grouped((job_of.get(trace.index, first), finding) for trace, finding in about)
     by_job[first] = [*findings, *by_job.get(first, ())]
-    indices = {}
-    for name, job in named.items():
-        indices[name] = [trace.index for trace in job]
     return FoundJobs(indices, by_job)
 
 
@@ -105,16 +110,12 @@ def _divided(part: _Part) -> list[_Part]:
     """By all that separates jobs."""
     parts = [part]
     for split in (_by_world_size, _by_time, _by_folder, _by_host):
-        parts = [piece for part in parts for piece in split(part)]
+        parts = list(chain.from_iterable(map(split, parts)))
     return parts
 
 
-def _each_alone(parts: list[_Part], apart: list[_Part]) -> list[_Part]:
-    """The parts in order of time, those `apart` as single traces."""
-    jobs = [part for part in parts if part not in apart]
-    for part in apart:
-        jobs += [[trace] for trace in part]
-    return sorted(jobs, key=lambda job: (_span_ns(job)[0], job[0].index))
+def _begin(part: _Part) -> tuple[int, int]:
+    return _span_ns(part)[0], part[0].index
 
 
 def _identity(trace: _Trace) -> object:
@@ -124,13 +125,12 @@ def _identity(trace: _Trace) -> object:
 
 def _side_by_side(jobs: list[_Part]) -> list[_Part]:
     """The jobs that share a folder with another one."""
-    folders_of = [{trace.folder for trace in job} for job in jobs]
-    jobs_in = Counter(chain.from_iterable(folders_of))
-    return [
-        job
-        for job, folders in zip(jobs, folders_of, strict=True)
-        if max(jobs_in[folder] for folder in folders) > 1
-    ]
+    jobs_in = Counter(chain.from_iterable(map(_folders, jobs)))
+    return [job for job in jobs if max(jobs_in[folder] for folder in _folders(job)) > 1]
+
+
+def _folders(job: _Part) -> set[str]:
+    return {trace.folder for trace in job}
 
 
 def _is_one_of_several(job: _Part) -> Finding:
@@ -151,33 +151,34 @@ def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
 
 def _are_not_unique(part: _Part) -> Finding:
     ranks = Counter("no rank" if trace.rank is None else f"rank {trace.rank}" for trace in part)
-    twice = ", ".join(
-        sorted(
-            f"{count} of {rank}" for rank, count in ranks.items() if count > 1 or rank == "no rank"
-        )
+    alike = []
+    for rank, times in ranks.items():
+        if times > 1 or rank == "no rank":
+            alike.append(f"{times} of {rank}")
+    alike_counts = ", ".join(sorted(alike))
+    message = (
+        f"of {counted(len(part), 'file')} ({_files(part)}) {alike_counts} cannot be told apart"
     )
-    message = f"of {counted(len(part), 'file')} ({_files(part)}) {twice} cannot be told apart"
     reason = "nothing recorded shows which are of one job, so that each is analysed by itself"
     return TraceCode.SEVERAL_JOBS.finding(f"{message}: {reason}")
 
 
 def _recorded(part: _Part) -> str:
     """What traces record that tells jobs apart, to follow a noun."""
+    begin_ns, _ = _span_ns(part)
     facts: dict[str, set[object]] = {
         "world size": {trace.world_size for trace in part},
         "host": {trace.host for trace in part},
-        "begin (UTC)": {_moment(min(trace.start_ns or 0 for trace in part))},
+        "begin (UTC)": {_moment(begin_ns)},
     }
     recorded = [f"{name} {_joined(values)}" for name, values in facts.items() if values - {None}]
     return f" ({', '.join(recorded)})" if recorded else ""
 
 
 def _moment(since_1970_ns: int) -> str | None:
-    return (
-        f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
-        if since_1970_ns
-        else None
-    )
+    if not since_1970_ns:
+        return None
+    return f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def recordings_of(traces: Sequence[TraceSummary]) -> list[Indices]:
@@ -187,6 +188,7 @@ def recordings_of(traces: Sequence[TraceSummary]) -> list[Indices]:
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
     every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
+    # by their times, else by the numbers of their steps, which a process counts onwards
     if all(trace.start_ns is not None for trace in every):
         recordings = _stretches_joined([[trace] for trace in every], 0)
     else:
@@ -208,7 +210,8 @@ def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
     else by themselves.
     """
     by_value = grouped((key(trace), trace) for trace in part)
-    return [part] if len(by_value.keys() - {None}) <= 1 else list(by_value.values())
+    several = len(by_value.keys() - {None}) > 1
+    return list(by_value.values()) if several else [part]
 
 
 def _by_time(part: _Part) -> list[_Part]:
@@ -235,7 +238,9 @@ def _by_time(part: _Part) -> list[_Part]:
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
-    return min(trace.start_ns or 0 for trace in part), max(trace.end_ns or 0 for trace in part)
+    starts = [trace.start_ns or 0 for trace in part]
+    ends = [trace.end_ns or 0 for trace in part]
+    return min(starts), max(ends)
 
 
 def _in_order(part: Iterable[_Trace]) -> _Part:
@@ -246,7 +251,7 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     """Parts joined where they overlap, or lie no farther apart than the limit."""
     joined: list[_Part] = []
     last_ns = 0
-    for part in sorted(parts, key=lambda part: (_span_ns(part), part[0].index)):
+    for part in sorted(parts, key=lambda part: (*_span_ns(part), part[0].index)):
         start_ns, end_ns = _span_ns(part)
         if joined and start_ns - last_ns <= limit_ns:
             joined[-1] += part
@@ -258,18 +263,16 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
 
 def _are_later_recordings(earlier: _Part, later: _Part) -> bool:
     """Whether all are of processes that were traced before, with later steps."""
-    last_steps = [
-        (trace.process, trace.last_step)
-        for trace in earlier
-        if trace.process is not None and trace.last_step is not None
-    ]
-    last_step = dict(sorted(last_steps, key=lambda pair: pair[1]))
-    return all(
-        trace.process in last_step
-        and trace.first_step is not None
-        and trace.first_step > last_step[trace.process]
-        for trace in later
-    )
+    last_step: dict[object, int] = {}
+    for trace in earlier:
+        if trace.process is not None and trace.last_step is not None:
+            last_step[trace.process] = max(trace.last_step, last_step.get(trace.process, 0))
+    for trace in later:
+        if trace.process not in last_step or trace.first_step is None:
+            return False
+        if trace.first_step <= last_step[trace.process]:
+            return False
+    return True
 
 
 def _is_one_job(part: _Part) -> bool:
@@ -298,13 +301,12 @@ def _without_strays(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Trace,
     """The jobs, and single traces that lie among the files of a job of several, each with that
     job.
     """
-    several = sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
-    jobs, strays = [], []
+    largest_first = sorted(parts, key=len, reverse=True)
+    jobs: list[_Part] = []
+    strays: list[tuple[_Trace, _Part]] = []
     for part in parts:
-        around = next(
-            (job for job in several if any(trace.folder == part[0].folder for trace in job)), None
-        )
-        if len(part) == 1 and around is not None:
+        around = next(job for job in largest_first if part[0].folder in _folders(job))
+        if len(part) == 1 and len(around) > 1:
             strays.append((part[0], around))
         else:
             jobs.append(part)
@@ -317,7 +319,7 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
     """
     if len(jobs) == 1:
         return {"": jobs[0]}
-    folders = [os.path.commonpath([trace.folder for trace in job]) for job in jobs]
+    folders = [os.path.commonpath(_folders(job)) for job in jobs]
     top = os.path.commonpath(folders)
     names: list[str] = []
     numbers: Counter[str] = Counter()
@@ -325,11 +327,14 @@ def _named(jobs: list[_Part]) -> dict[str, _Part]:
         name = os.path.relpath(folder, top)
         if folders.count(folder) > 1:
             numbers[folder] += 1
-            last = Path(job[0].source).name if len(job) == 1 else f"job {numbers[folder]}"
+            last = f"job {numbers[folder]}"
+            if len(job) == 1:
+                last = Path(job[0].source).name
             name = os.path.normpath(os.path.join(name, last))
         names.append(name)
     named = dict(zip(distinct_names(names), jobs, strict=True))
-    return {name: named[name] for name in sorted(named, key=lambda name: natural_order(Path(name)))}
+    in_order = sorted(named, key=lambda name: natural_order(Path(name)))
+    return {name: named[name] for name in in_order}
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -33,13 +33,8 @@ CONTENT_SUFFIX = ".content"  # of what `made_once` keeps
 
 def tables_folder() -> Path:
     """Where the tables are kept: below $DPSCOPE_CACHE, or else in the user's cache folder."""
-    return (
-        Path(
-            os.environ.get("DPSCOPE_CACHE")
-            or platformdirs.user_cache_dir("dpscope", appauthor=False)
-        )
-        / "tables"
-    )
+    cache = os.environ.get("DPSCOPE_CACHE")
+    return Path(cache or platformdirs.user_cache_dir("dpscope", appauthor=False)) / "tables"
 
 
 def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
@@ -48,15 +43,18 @@ def read_files_once(files: Sequence[Path]) -> list[FileOutcome]:
     """
     origins = {file: origin_of(file) for file in files}
     kept = {file: _read_kept(file, origin) for file, origin in origins.items()}
-    found: dict[Path, FileOutcome] = {file: one for file, one in kept.items() if one is not None}
-    missing = [file for file in files if file not in found]
+    outcomes: dict[Path, FileOutcome] = {}
+    for file, tables in kept.items():
+        if tables is not None:
+            outcomes[file] = tables
+    missing = [file for file in files if file not in outcomes]
     for file, outcome in zip(missing, read_files(missing, RUN_LIMITS), strict=True):
-        found[file] = outcome
+        outcomes[file] = outcome
         if not isinstance(outcome, DpscopeError):
             _keep_tables(file, origins[file], outcome)
     if missing:
         _remove_least_recently_used(MOST_BYTES)
-    return [found[file] for file in files]
+    return [outcomes[file] for file in files]
 
 
 def _keep_tables(file: Path, origin: Origin | None, read: RankTables) -> None:

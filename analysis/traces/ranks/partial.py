@@ -66,7 +66,7 @@ def write_partial(ranks: RankTables, place: Path) -> None:
             writer.add_key_value_metadata({PARTIAL_KEY: msgspec.json.encode(head).decode()})
     except OSError as error:
         # A full disk has a text, Arrow's own errors have none.
-        reason = error.strerror or error
+        reason = error.strerror or "Parquet cannot be written there"
         raise DpscopeError(
             f"cannot write {place}: {reason}; choose another folder with -o"
         ) from error
@@ -149,8 +149,7 @@ def _unsound(table: Table) -> str:
     for name in table.names:
         if COLUMN_KINDS[name] not in ("real", "whole") or name in _DIGESTS:
             continue
-        known = table.known(name)
-        values = table[name][known]
+        values = table[name][table.known(name)]
         least = -float(MOST_COUNT) if name in _MAY_BE_NEGATIVE else -1.0
         wrong = values[(values <= least) | (values > MOST_COUNT)]
         if len(wrong):

@@ -86,6 +86,9 @@ class Unread(msgspec.Struct, frozen=True, order=True):
 class RankTables:
     """Ranks, and their tables by name, keyed by (rank, device, step); unknown values are
     missing.
+
+    All ranks' rows are in one table, so that joining thousands of ranks makes few arrays; a rank's
+    rows are found by `lengths`, since ranks of damaged traces may have no number, or the same one.
     """
 
     ranks: Sequence[RankRecord]
@@ -113,15 +116,14 @@ class RankTables:
     def take(self, places: Sequence[int]) -> "RankTables":
         """The ranks at these places, in this order."""
         chosen = np.array(places, dtype=np.int64)
-        return RankTables(
-            ranks=[self.ranks[place] for place in places],
-            tables={
-                name: table.take(_rows_of(self.lengths[name], chosen))
-                for name, table in self.tables.items()
-            },
-            lengths={name: lengths[chosen] for name, lengths in self.lengths.items()},
-            unread=self.unread,
-        )
+        tables = {}
+        lengths = {}
+        for name, table in self.tables.items():
+            rows = _rows_of(self.lengths[name], chosen)
+            tables[name] = table.take(rows)
+            lengths[name] = self.lengths[name][chosen]
+        ranks = [self.ranks[place] for place in places]
+        return RankTables(ranks, tables, lengths, self.unread)
 
     def order(self) -> list[int]:
         """Places of the ranks, in `rank_order`."""
@@ -138,13 +140,10 @@ class RankTables:
             origin = self.ranks[place].origin
             trace: object = place
             if origin.file:
-                trace = (
-                    self.ranks[place].summary.rank,
-                    Path(origin.file).name,
-                    origin.size_bytes,
-                    origin.modified_ns,
-                )
-            once.pop(trace, None)
+                name = Path(origin.file).name
+                rank = self.ranks[place].summary.rank
+                trace = (rank, name, origin.size_bytes, origin.modified_ns)
+            once.pop(trace, None)  # the last one stands where it is itself
             once[trace] = place
         return list(once.values())
 
@@ -162,10 +161,12 @@ class RankTables:
 
 def rank_order(ranks: Sequence[int | None], sources: Sequence[str]) -> list[int]:
     """Places of traces by rank, unknown ranks last; those of the same rank by their source."""
-    return sorted(
-        range(len(ranks)),
-        key=lambda index: (ranks[index] is None, ranks[index] or 0, sources[index]),
-    )
+
+    def key(place: int) -> tuple[bool, int, str]:
+        rank = ranks[place]
+        return rank is None, rank or 0, sources[place]
+
+    return sorted(range(len(ranks)), key=key)
 
 
 def _rows_of(lengths: IntColumn, ranks: IntColumn) -> IntColumn:
@@ -173,6 +174,7 @@ def _rows_of(lengths: IntColumn, ranks: IntColumn) -> IntColumn:
     starts = np.cumsum(lengths) - lengths
     taken = lengths[ranks]
     taken_starts = np.cumsum(taken) - taken
+    # from a rank's place among the rows that are taken to that among all
     shift = np.repeat(starts[ranks] - taken_starts, taken)
     return shift + np.arange(taken.sum())
 
@@ -186,12 +188,12 @@ def of_rank(record: RankRecord, **tables: Table) -> RankTables:
     assert tables.keys() <= COLUMNS.keys()
     whole: dict[str, Table] = {}
     lengths: dict[str, IntColumn] = {}
-    for name, no_rows in _NO_ROWS.items():
-        given = tables.get(name, no_rows)
-        missing = [column for column in COLUMNS[name] if column not in given]
-        whole[name] = given.assign(**dict.fromkeys(missing))
-        lengths[name] = np.array([len(given)])
-    return RankTables(ranks=[record], tables=whole, lengths=lengths)
+    for name, columns in COLUMNS.items():
+        table = tables.get(name, _NO_ROWS[name])
+        missing = [column for column in columns if column not in table]
+        whole[name] = table.assign(**dict.fromkeys(missing))
+        lengths[name] = np.array([len(table)])
+    return RankTables([record], whole, lengths)
 
 
 NO_RANKS = RankTables((), _NO_ROWS, {name: np.zeros(0, dtype=np.int64) for name in COLUMNS})
@@ -201,13 +203,18 @@ def join_ranks(parts: Sequence[RankTables], unread: Sequence[Unread] = ()) -> Ra
     """The ranks of these parts, one after the other; `unread` are further traces that could not be
     read.
     """
-    parts = [NO_RANKS, *parts]
-    ranks = [rank for part in parts for rank in part.ranks]
-    read = {rank.origin.file for rank in ranks}
-    missing = {one for part in parts for one in part.unread if one.file not in read}
-    return RankTables(
-        ranks=ranks,
-        tables={name: joined([part.tables[name] for part in parts]) for name in COLUMNS},
-        lengths={name: np.concatenate([part.lengths[name] for part in parts]) for name in COLUMNS},
-        unread=tuple(sorted(missing.union(unread))),
-    )
+    parts = [NO_RANKS, *parts]  # so that there is one to take the columns from
+    ranks: list[RankRecord] = []
+    missing = set(unread)
+    for part in parts:
+        ranks += part.ranks
+        missing.update(part.unread)
+    # what one part could not read, another may have read
+    files_read = {rank.origin.file for rank in ranks}
+    missing = {trace for trace in missing if trace.file not in files_read or trace in unread}
+    tables = {}
+    lengths = {}
+    for name in COLUMNS:
+        tables[name] = joined([part.tables[name] for part in parts])
+        lengths[name] = np.concatenate([part.lengths[name] for part in parts])
+    return RankTables(ranks, tables, lengths, tuple(sorted(missing)))

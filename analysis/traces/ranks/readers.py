@@ -197,7 +197,7 @@ def _inside(folder: Path) -> dict[Reader, list[Path]]:
 
 def _reader_of(file: Path) -> Reader | None:
     """The reader that knows such a file by its content, else by its name."""
-    by_content = sorted(READERS, key=lambda known: known.content is None)
+    by_content = sorted(READERS, key=lambda reader: reader.content is None)
     return next((reader for reader in by_content if reader.recognises(file)), None)
 
 

@@ -70,10 +70,11 @@ def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
             f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N"
         )
     # int() refuses thousands of digits with an error of its own
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    number, of = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= of:
         raise DpscopeError(f"--share {text}: use auto, or K/N with K from 1 to N, such as 3/16")
-    return Share(int(found[1]) - 1, int(found[2]))
+    return Share(number - 1, of)
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,17 @@ def reduce_traces(
         name = host if share is None else f"share-{share.name}"
         place /= f"{name}{PARTIAL_SUFFIX}"
     check_overwritable(place)
-    found = find_files(paths)
-    if found.reader is PARTIALS:
-        return _join_into(place, found.files)
-    files = found.files
-    if share is not None:
-        files = share.among(files)
+    chosen = find_files(paths)
+    if chosen.reader is PARTIALS:
+        return _join_into(place, chosen.files)
+    files = chosen.files if share is None else share.among(chosen.files)
     origins = {file: origin_of(file) for file in files}
     unfinished = place.with_name(place.name + _UNFINISHED)
     earlier = _earlier(place, unfinished, origins)
-    known = {rank.origin for rank in earlier.ranks}
-    missing = {file: origin for file, origin in origins.items() if origin not in known}
+    read_before = {rank.origin for rank in earlier.ranks}
+    missing = {file: origin for file, origin in origins.items() if origin not in read_before}
     reading = _Reading(missing, unfinished, parts=[earlier], host=host if share is None else None)
-    answers = files_as_read(list(missing), limits, jobs, found.reader)
+    answers = files_as_read(list(missing), limits, jobs, chosen.reader)
     with closing(answers):
         reading.take(answers, progress)
     whole = reading.so_far()
@@ -169,8 +168,7 @@ class _Reading:
     ) -> None:
         """Each file's outcome as it comes."""
         files = list(self.missing)
-        for count, answer in enumerate(answers, 1):
-            index, outcome = answer
+        for count, (index, outcome) in enumerate(answers, 1):
             self._add(files[index], outcome)
             if progress is not None:
                 progress(count, len(files))
@@ -216,10 +214,10 @@ def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None])
     not overwritten then. What another version saved of an unfinished call is ignored, so that its
     traces are read again.
     """
-    found: list[RankTables] = []
+    partials: list[RankTables] = []
     if place.exists():
         try:
-            found.append(read_partial(place))
+            partials.append(read_partial(place))
         except DpscopeError as error:
             raise DpscopeError(
                 f"{error}; it is the output file: remove it first, or choose another with -o NAME{PARTIAL_SUFFIX}"
@@ -227,15 +225,16 @@ def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None])
     if unfinished.exists():
         check_overwritable(unfinished)
         with contextlib.suppress(DpscopeError):
-            found.append(read_partial(unfinished))
-    earlier = join_ranks(found)
-    now, origins = {str(file.absolute()) for file in files}, set(files.values())
-    had = {rank.origin.file for rank in earlier.ranks}
-    if gone := sorted(had - now):
+            partials.append(read_partial(unfinished))
+    earlier = join_ranks(partials)
+    files_now = {str(file.absolute()) for file in files}
+    gone = sorted({rank.origin.file for rank in earlier.ranks} - files_now)
+    if gone:
         raise DpscopeError(
             f"{place} already holds {counted(len(gone), 'trace')} not among these, such as {gone[0]}; "
             f"choose another file with -o NAME{PARTIAL_SUFFIX}, or remove it"
         )
+    origins = set(files.values())
     unchanged = [index for index in earlier.each_once() if earlier.ranks[index].origin in origins]
     # What could not be read then is read again.
     return replace(earlier.take(unchanged), unread=())

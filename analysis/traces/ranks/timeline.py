@@ -111,17 +111,21 @@ def step_timeline(attribution: Attribution) -> StepTimeline | None:
     """
     if not len(attribution.events):
         return None
-    events, steps, windows = attribution.events, attribution.steps, attribution.windows
+    events = attribution.events
+    steps = attribution.steps
     if attribution.on_device:
-        starts, ends = windows.start_us, windows.end_us
-        whole = windows.whole
+        starts = attribution.windows.start_us
+        ends = attribution.windows.end_us
+        whole = attribution.windows.whole
     else:
         starts = np.maximum(steps.start_us, events.start_us.min())
         ends = np.minimum(steps.end_us, events.end_us.max())
         # in the last one of several the tracer was stopped
         whole = np.arange(len(steps)) < max(len(steps) - 1, 1)
-    known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
-    candidates = np.flatnonzero(whole & known if (whole & known).any() else known)
+    timed = ends > starts  # which no missing time is
+    candidates = np.flatnonzero(timed & whole)
+    if not len(candidates):
+        candidates = np.flatnonzero(timed)
     if not len(candidates):
         return None
     index = int(candidates[len(candidates) // 2])
@@ -145,11 +149,10 @@ def thinned(spans: Intervals, most: int) -> tuple[Intervals, float]:
     """
     if len(spans) <= most:
         return spans, 0.0
-    gaps = spans[1:, 0] - spans[:-1, 1]
+    starts, ends = spans.T
+    gaps = starts[1:] - ends[:-1]
     closed_us = float(np.sort(gaps)[len(spans) - most - 1])
-    opens = np.concatenate(([True], gaps > closed_us))
-    closes = np.concatenate((opens[1:], [True]))
-    return np.stack((spans[opens, 0], spans[closes, 1]), axis=1), closed_us
+    return intervals.between_gaps(starts, ends, np.flatnonzero(gaps > closed_us)), closed_us
 
 
 def _device_timelines(
@@ -159,28 +162,31 @@ def _device_timelines(
     launched = attribution.in_steps(*DEVICE_KINDS)
     phase = launch_phases(attribution) if is_data_parallel(attribution) else None
     for device in np.unique(events.device[launched]).tolist():
-        own = launched & attribution.occupies(device)
-        compute = own & attribution.rows(Kind.COMPUTE)
-        host_copies = own & attribution.rows(Kind.HOST_COPY)
+        of_device = launched & attribution.occupies(device)
+        compute = of_device & attribution.rows(Kind.COMPUTE)
+        communicates = of_device & attribution.rows(*COMMUNICATION_KINDS)
+        host_copies = of_device & attribution.rows(Kind.HOST_COPY)
         # named where they are recorded
-        copies = own & attribution.rows(Kind.PEER_COPY) & (events.device == device)
-        moved = intervals.of_events(events, own & attribution.rows(*COMMUNICATION_KINDS))
+        copies = of_device & attribution.rows(Kind.PEER_COPY) & (events.device == device)
+        computed = intervals.of_events(events, compute)
+        moved = intervals.of_events(events, communicates)
+        marks = () if phase is None else _phase_marks(events, of_device, phase, window)
         yield DeviceTimeline(
-            int(device),
-            *_unions(intervals.of_events(events, compute), moved, window),
+            device,
+            *_unions(computed, moved, window),
             named=_longest(events, _within(events, compute, window), MOST_NAMED),
             copies=_longest(events, _within(events, copies, window), MOST_COPIES),
             host_copies=_longest(events, _within(events, host_copies, window), MOST_NAMED),
-            dp_phases=() if phase is None else tuple(_phase_marks(events, own, phase, window)),
+            dp_phases=tuple(marks),
         )
 
 
 def _phase_marks(
-    events: EventTable, own: BoolColumn, phase: IntColumn, window: Window
+    events: EventTable, of_device: BoolColumn, phase: IntColumn, window: Window
 ) -> Iterator[tuple[int | None, Mark]]:
     """Where the work of a device ran that was launched in each of DataParallel's phases."""
     for code, name in enumerate(PHASES):
-        launched = intervals.of_events(events, own & (phase == code))
+        launched = intervals.of_events(events, of_device & (phase == code))
         in_phase = intervals.clip(launched, *window)
         for start, end in thinned(in_phase, MOST_PHASE_MARKS)[0].tolist():
             yield None, Mark(start, end, name)
@@ -203,7 +209,7 @@ def _cpu_timeline(attribution: Attribution, index: int, window: Window) -> Itera
     yield DeviceTimeline(
         None,
         *_unions(cpu_compute(attribution), moved, window),
-        named=_longest(events, _outermost(events, operators), MOST_NAMED),
+        named=_longest(events, events.outermost(operators), MOST_NAMED),
         dp_phases=tuple(replicas),
     )
 
@@ -228,11 +234,14 @@ def _drawn(unions: Sequence[Intervals], most: int) -> tuple[Spans, Spans, Spans,
     """At most so many intervals of each of three unions, and the largest gap that was closed for
     it.
     """
-    thin = [thinned(spans, most) for spans in unions]
-    first, second, third = (
-        tuple((start, end) for start, end in spans.tolist()) for spans, _ in thin
-    )
-    return first, second, third, max(gap_us for _, gap_us in thin)
+    drawn: list[Spans] = []
+    closed_us = 0.0
+    for union in unions:
+        spans, gap_us = thinned(union, most)
+        drawn.append(tuple((start, end) for start, end in spans.tolist()))
+        closed_us = max(closed_us, gap_us)
+    compute, communication, exposed = drawn
+    return compute, communication, exposed, closed_us
 
 
 def coarser(device: DeviceTimeline, most_spans: int, most_named: int) -> DeviceTimeline:
@@ -258,24 +267,10 @@ def _within(events: EventTable, rows: BoolColumn, window: Window) -> IntColumn:
     return np.flatnonzero(rows & (events.start_us < window[1]) & (events.end_us > window[0]))
 
 
-def _outermost(events: EventTable, rows: IntColumn) -> IntColumn:
-    """The outermost operators of each thread."""
-    kept = []
-    for thread in np.unique(events.thread[rows]):
-        own = rows[events.thread[rows] == thread]
-        own = own[np.lexsort((-events.end_us[own], events.start_us[own]))]
-        ends = events.end_us[own]
-        reach = np.maximum.accumulate(ends)
-        # what ends later than all that began before is inside of none
-        outermost = np.concatenate(([True], ends[1:] > reach[:-1]))
-        kept.append(own[outermost])
-    return np.concatenate(kept) if kept else rows
-
-
 def _longest(events: EventTable, rows: IntColumn, most: int) -> tuple[Mark, ...]:
-    chosen = np.sort(rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]])
+    longest = rows[np.argsort(-events.duration_us[rows], kind="stable")[:most]]
     marks = []
-    for row in chosen.tolist():
+    for row in sorted(longest.tolist()):
         name = events.name_of(row)
         size = int(events.bytes[row])
         if len(name) > _LONGEST_NAME:
@@ -320,5 +315,5 @@ def timeline_of(content: bytes) -> StepTimeline | None:
         return _decoder().decode(zlib.decompress(content))
     except (zlib.error, msgspec.MsgspecError) as error:
         raise DpscopeError(
-            f"a stored step cannot be drawn: {error}; reduce its traces again"
+            "the step to draw that is stored with a rank is damaged; reduce its traces again"
         ) from error

@@ -53,16 +53,19 @@ def _on_devices(attribution: Attribution) -> Iterator[_Timeline]:
 def _on_cpu(attribution: Attribution) -> _Timeline:
     """A piece belongs to the operator that is the innermost of its thread and computes."""
     operators = np.flatnonzero(attribution.in_steps(Kind.COMPUTE))
-    starts, ends = [np.empty(0)], [np.empty(0)]
-    rows = [np.empty(0, dtype=np.int64)]
     events = attribution.events
+    starts = [np.empty(0)]
+    ends = [np.empty(0)]
+    rows = [operators[:0]]
     for of_thread, computed in compute_by_thread(attribution):
         outer_first = events.outer_first(of_thread)
         begin_us, end_us = spans(events, outer_first).T
+        # nothing begins or ends between two edges: the middle stands for all of the time
         edges = np.unique(np.concatenate([begin_us, end_us, computed.ravel()]))
         middles = _middles(edges)
         innermost = innermost_at(begin_us, end_us, middles)
-        computes = index_at(computed[:, 0], computed[:, 1], middles) >= 0
+        computed_from, computed_to = computed.T
+        computes = index_at(computed_from, computed_to, middles) >= 0
         kept = computes & (innermost >= 0)
         starts.append(edges[:-1][kept])
         ends.append(edges[1:][kept])
@@ -78,17 +81,19 @@ def _middles(edges: FloatColumn) -> FloatColumn:
 def _classes(attribution: Attribution, device: int, kernels: IntColumn, pieces: Pieces) -> Table:
     """The classes of one device, or of the CPU: a row for each call and each piece, summed."""
     step, kernel, piece_us = _pieces_in_steps(attribution, pieces)
-    rows = np.concatenate([kernels, kernel])
-    calls = np.repeat([1.0, 0.0], [len(kernels), len(kernel)])
-    time_us = np.concatenate([np.zeros(len(kernels)), piece_us])
-    free = np.zeros(len(attribution.events))
-    free[kernels] = next_to_communication_us(attribution, kernels) == 0
+    # first the calls, which take no time by themselves, then the pieces
+    rows = np.append(kernels, kernel)
+    calls = np.append(np.ones(len(kernels)), np.zeros(len(kernel)))
+    time_us = np.append(np.zeros(len(kernels)), piece_us)
+    is_free = np.zeros(len(attribution.events))
+    is_free[kernels] = next_to_communication_us(attribution, kernels) == 0
+    free = is_free[rows]
     both = Table.of(
-        index=np.concatenate([attribution.step[kernels], step]),
+        index=np.append(attribution.step[kernels], step),
         calls=calls,
         time_us=time_us,
-        free_calls=calls * free[rows],
-        free_us=time_us * free[rows],
+        free_calls=calls * free,
+        free_us=time_us * free,
         **_class_of(attribution, rows),
     )
     groups = both.group("index", *CLASS)
