@@ -72,38 +72,51 @@ def find_jobs(
     a finding. `findings` are on files of no job: the first job has them, so that they are reported
     once.
     """
-    # Each finding with a trace of the job that it is about: jobs have no names yet.
-    about: list[tuple[_Trace, Finding]] = []
-    originals: dict[object, _Trace] = {}
+    every = []
     for index, (summary, place) in enumerate(zip(traces, places, strict=True)):
-        trace = _indexed(summary, index, os.path.dirname(os.path.abspath(place)))
-        original = originals.setdefault(_identity(trace), trace)
-        if original is not trace:
-            about.append((original, _is_copy(trace, original)))
+        every.append(_indexed(summary, index, os.path.dirname(os.path.abspath(place))))
+    originals, copies = _without_copies(every)
     jobs: list[_Part] = []
     not_unique: list[_Part] = []  # their traces stand alone: nothing may be averaged over jobs
-    for part in _divided(list(originals.values())):
+    for part in _divided(originals):
         if _is_one_job(part):
             jobs.append(part)
         else:
             not_unique.append(part)
             jobs += [[trace] for trace in part]
     jobs, strays = _without_strays(sorted(jobs, key=_begin))
-    for stray, job in strays:
-        about.append((job[0], _is_of_another_job(stray, job)))
-    for part in not_unique:
-        about.append((part[0], _are_not_unique(part)))
-    for job in _side_by_side(jobs):
-        about.append((job[0], _is_one_of_several(job)))
+    # each finding with a trace of the job that it is about
+    about = [(original, _is_copy(copy, original)) for copy, original in copies]
+    about += [(job[0], _is_of_another_job(stray, job)) for stray, job in strays]
+    about += [(part[0], _are_not_unique(part)) for part in not_unique]
+    about += [(job[0], _is_one_of_several(job)) for job in _side_by_side(jobs)]
     named = _named(jobs)
-    first = next(iter(named))  # has the findings on traces of no job
     indices = {name: [trace.index for trace in job] for name, job in named.items()}
+    return FoundJobs(indices, _by_job(indices, about, findings))
+
+
+def _by_job(
+    jobs: dict[str, Indices], about: list[tuple[_Trace, Finding]], findings: Sequence[Finding]
+) -> dict[str, list[Finding]]:
+    """The findings by the job of the trace that each is about; the first job has those about none."""
+    first = next(iter(jobs))
     job_of: dict[int, str] = {}
-    for name, job in named.items():
-        job_of |= {trace.index: name for trace in job}
+    for name, indices in jobs.items():
+        job_of |= dict.fromkeys(indices, name)
     by_job = grouped((job_of.get(trace.index, first), finding) for trace, finding in about)
     by_job[first] = [*findings, *by_job.get(first, ())]
-    return FoundJobs(indices, by_job)
+    return by_job
+
+
+def _without_copies(traces: _Part) -> tuple[_Part, list[tuple[_Trace, _Trace]]]:
+    """Each trace once, and the copies of one that was there before, each with it."""
+    originals: dict[object, _Trace] = {}
+    copies = []
+    for trace in traces:
+        original = originals.setdefault(_identity(trace), trace)
+        if original is not trace:
+            copies.append((trace, original))
+    return list(originals.values()), copies
 
 
 def _divided(part: _Part) -> list[_Part]:

@@ -65,8 +65,8 @@ def write_partial(ranks: RankTables, place: Path) -> None:
             writer.write_table(rows)
             writer.add_key_value_metadata({PARTIAL_KEY: msgspec.json.encode(head).decode()})
     except OSError as error:
-        # A full disk has a text, Arrow's own errors have none.
-        reason = error.strerror or "Parquet cannot be written there"
+        # an error of the system names its cause, such as a full disk; Arrow's own text helps nobody
+        reason = error.strerror or "its file system does not take the file"
         raise DpscopeError(
             f"cannot write {place}: {reason}; choose another folder with -o"
         ) from error

@@ -140,6 +140,7 @@ class RankTables:
             origin = self.ranks[place].origin
             trace: object = place
             if origin.file:
+                # its folder may differ: traces are copied, or read on several hosts
                 name = Path(origin.file).name
                 rank = self.ranks[place].summary.rank
                 trace = (rank, name, origin.size_bytes, origin.modified_ns)

@@ -68,20 +68,27 @@ def in_mesh(
     if not is_mesh or any(collective.args.group is not None for collective in named):
         return list(named)
     within, between = described[SHARD], described[REPLICATE]
-    shard_elements: set[int] = set()  # what a reduce-scatter leaves to a rank
+    of_shards = [collective for collective in named if _is_of_shards(collective, within)]
+    reduced = [collective.args for collective in of_shards if collective.kind == "reduce_scatter"]
+    elements = set(map(_shard_elements, reduced))
     in_groups = []
     for collective in named:
-        if collective.kind == "reduce_scatter" and collective.size == len(within.ranks):
-            args = collective.args
-            shard_elements.add(min(args.input_elements or 0, args.output_elements or 0))
-    for collective in named:
-        if collective.kind in _SHARDING and collective.size == len(within.ranks):
-            in_groups.append(_in_group(collective, within))
-        elif collective.kind == "all_reduce" and collective.args.input_elements in shard_elements:
-            in_groups.append(_in_group(collective, between))
-        else:
-            in_groups.append(collective)
+        group = None
+        if _is_of_shards(collective, within):
+            group = within
+        elif collective.kind == "all_reduce" and collective.args.input_elements in elements:
+            group = between
+        in_groups.append(collective if group is None else _in_group(collective, group))
     return in_groups
+
+
+def _is_of_shards(collective: NamedCollective, group: ProcessGroup) -> bool:
+    return collective.kind in _SHARDING and collective.size == len(group.ranks)
+
+
+def _shard_elements(args: CommunicationArgs) -> int:
+    """What a reduce-scatter leaves to a rank."""
+    return min(args.input_elements or 0, args.output_elements or 0)
 
 
 def _in_group(collective: NamedCollective, group: ProcessGroup) -> NamedCollective:
@@ -255,6 +262,7 @@ def _shared(events: EventTable, source: IntColumn, rows: IntColumn) -> BoolColum
 
     Its size may then be that of them together, and is given to none of them.
     """
+    # those that nothing launched (-1) are asked for none of its arguments
     launches = Groups.by([source, events.device[rows]], len(rows))
     return launches.sizes[launches.code] > 1
 
@@ -338,6 +346,7 @@ def _held_us(attribution: Attribution, rows: IntColumn, kinds: list[str | None])
     computing = attribution.rows(Kind.COMPUTE) & launched
     for kernels, here in _by_step_and_device(attribution, rows, reduces, computing):
         reductions = rows[here]
+        # what was launched later may wait for a gradient that is being reduced
         earlier = kernels[launch_us[kernels] < launch_us[reductions].max()]
         launches = attribution.launch_row[earlier]
         waiting = intervals.union(events.end_us[launches], events.start_us[earlier])
