@@ -2,13 +2,11 @@
 Imports no torch.
 """
 
-import itertools
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +19,6 @@ from dpscope.launch.jobs.devices import Devices, doubling
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
-from dpscope.profiling.attached.settings import REASONS_VARIABLE, print_note
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
@@ -98,13 +95,6 @@ def _in_foreground() -> bool:
         return False
 
 
-def unexplained(out: Path) -> str:
-    """Why jobs measured nothing, if none of their processes could print that itself."""
-    if not out.is_dir():
-        return f"{out} was removed while the script ran"
-    return "a process of the script ended before it could save its steps, as by SIGKILL, SIGABRT or os.exec"
-
-
 SINGLE = "single"
 
 
@@ -162,8 +152,9 @@ def plan_jobs(
 
 def _free_folder(folders: Path, name: str) -> Path:
     """A new folder with this name and the next free number."""
-    numbered = (folders.absolute() / f"{name}-{number}" for number in itertools.count())
-    folder = next(path for path in numbered if not path.exists())
+    number = 0
+    while (folder := folders.absolute() / f"{name}-{number}").exists():
+        number += 1
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -175,12 +166,11 @@ def _free_folder(folders: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job has ended; `reason` why it was not measured, where one of its processes knew it."""
+    """How a job has ended."""
 
     job: AttachedJob
     status: int
     is_measured: bool
-    reason: str | None
 
     @property
     def has_failed(self) -> bool:
@@ -193,11 +183,8 @@ def run_jobs(jobs: Sequence[AttachedJob], out: Path) -> list[JobEnd]:
     for job in jobs:
         # the processes of a job write its repeat themselves
         before = repeats_there(out)
-        with tempfile.TemporaryDirectory() as folder:
-            status = run_job(job.command, {**job.environment, REASONS_VARIABLE: folder})
-            is_measured = repeats_there(out) > before
-            reason = None if is_measured else _reason(Path(folder))
-        ends.append(JobEnd(job, status, is_measured, reason))
+        status = run_job(job.command, job.environment)
+        ends.append(JobEnd(job, status, repeats_there(out) > before))
         if status:
             break
     return ends
@@ -222,20 +209,6 @@ def run_with_baseline(
             "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
         )
     return [*ends, *baseline]
-
-
-def _reason(folder: Path) -> str | None:
-    """Why a job measured nothing, by its first process that knew it; printed here unless that
-    process did, which is rank 0.
-    """
-    ranks = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    if not ranks:
-        return None
-    reason = (folder / str(ranks[0])).read_text()
-    if ranks[0] > 0:
-        reason = f"rank {ranks[0]}: {reason}"
-        print_note(reason)
-    return reason
 
 
 def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
@@ -274,9 +247,7 @@ def record_jobs(out: Path, ends: Sequence[JobEnd]) -> None:
         if end.job.devices is None:
             cause = "let the script train without torchrun (no init_process_group where WORLD_SIZE is not set)"
         again = f"dpscope attach --devices {end.job.devices or SINGLE} --out {shlex.quote(str(out))} -- {manifest.script}"
-        reason = f"the script ended with status {end.status} before it was measured; see its output for the reason"
-        findings.append(
-            code.finding(end.reason or reason, f"{cause}, then: {again}", about=end.job.label)
-        )
+        seen = f"the script ended with status {end.status} and was not measured; see its output for the reason"
+        findings.append(code.finding(seen, f"{cause}, then: {again}", about=end.job.label))
     if tuple(findings) != manifest.findings:
         write_json(run.manifest_path, msgspec.structs.replace(manifest, findings=tuple(findings)))

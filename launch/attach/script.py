@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
 
 from dpscope.profiling.attached.settings import RAISED
 
@@ -23,14 +22,6 @@ def run_script(
     the current one. Output and exit status are the script's: an exception is printed from the
     script's first frame on, and ends this process with status 1.
     """
-    exit_at_once, process_id = os._exit, os.getpid()
-
-    def exit_after_saving(status: int) -> NoReturn:
-        if os.getpid() == process_id:  # not a forked child, such as a loader worker
-            ended(f"the script called os._exit({status})")
-        exit_at_once(status)
-
-    os._exit = exit_after_saving
     try:
         _execute(command, folder)
     except SystemExit as error:
@@ -46,22 +37,24 @@ def run_script(
         sys.exit(1)
     else:
         ended("the script ended")
-    finally:
-        os._exit = exit_at_once
 
 
 def _execute(command: Sequence[str], folder: Path | None) -> None:
-    module, path = command[0] == "-m", command[0]
-    if module:
-        sys.argv, sys.path[0] = list(command[1:]), os.getcwd()
+    path = command[0]
+    is_module = path == "-m"
+    if is_module:
+        sys.argv = list(command[1:])
+        sys.path[0] = os.getcwd()
     else:
-        path = path if folder is None else os.path.abspath(path)
-        sys.argv, sys.path[0] = [path, *command[1:]], os.path.dirname(os.path.realpath(path))
+        if folder is not None:
+            path = os.path.abspath(path)
+        sys.argv = [path, *command[1:]]
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
         path = os.path.join(os.getcwd(), path)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-    if module:
+    if is_module:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
     # As in Python, the script's definitions stay until the end, for exit handlers and spawned

@@ -105,11 +105,10 @@ def attach(request: AttachRequest) -> None:
 
     # as the processes of the script get them
     given = [f"--{option.replace('_', '-')}={value}" for option, value in request.flags.items()]
-    switches = {
-        "--stop-after": request.stop_after,
-        "--record-collectives": request.record_collectives,
-    }
-    given += [flag for flag, is_on in switches.items() if is_on]
+    if request.stop_after:
+        given.append("--stop-after")
+    if request.record_collectives:
+        given.append("--record-collectives")
     out, script, repeats = request.out, request.script, request.repeats
     # a mistake is reported before anything is started
     attachment(["--out", str(out), *given, "--", *script])
@@ -136,8 +135,7 @@ def attach(request: AttachRequest) -> None:
         failed = [end for end in ends if end.has_failed and end.job.devices in counts]
         status = max((end.status or 1 for end in failed), default=0)
         if not is_run_folder(out):
-            if not any(end.reason for end in ends):  # else each job printed why
-                complain(f"{attach_jobs.unexplained(out)}: nothing was measured")
+            complain(f"{out}: nothing was measured; see the script's output for the reason")
             raise typer.Exit(status)
         from dpscope.analysis.output.run_screen import Targets, show_run
 

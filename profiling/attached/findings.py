@@ -2,9 +2,6 @@
 
 from collections import Counter
 
-from torch.nn.parallel import DataParallel
-
-from dpscope.profiling.attached.model_calls import inner_module
 from dpscope.profiling.attached.settings import advice_for
 from dpscope.profiling.attached.stages import Observed
 from dpscope.profiling.attached.step_cycles import without_short
@@ -16,7 +13,6 @@ def script_findings(observed: Observed, cell: str) -> list[Finding]:
     """`cell` is named where several cells may have the finding."""
     findings = (
         _script_profiles(observed),
-        _data_parallel_did_nothing(observed),
         _ended_early(observed, cell),
         _traced_other_work(observed),
         _unlike(observed),
@@ -34,16 +30,6 @@ def _script_profiles(observed: Observed) -> Finding | None:
             f"the script's torch.profiler was on in {profiled} of {len(calls)} timed steps"
         )
     return None
-
-
-def _data_parallel_did_nothing(observed: Observed) -> Finding | None:
-    modules = [inner_module(module) for module in observed.calls.modules]
-    gpus = [len(module.device_ids) for module in modules if isinstance(module, DataParallel)]
-    if not gpus or not observed.detected.traits.baseline:
-        return None
-    return AttachCode.DATA_PARALLEL_DID_NOTHING.finding(
-        f"nn.DataParallel has {counted(max(gpus), 'GPU')} here"
-    )
 
 
 def _ended_early(observed: Observed, cell: str) -> Finding | None:

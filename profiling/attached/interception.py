@@ -1,5 +1,5 @@
-"""Listeners for module calls, optimizer steps, backward passes and profilers; `stop` restores what
-each changes in torch.
+"""Listeners for module calls, optimizer steps and profilers; `stop` restores what each changes in
+torch.
 """
 
 import weakref
@@ -14,8 +14,6 @@ from torch._compile import _disable_dynamo
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-
-from dpscope.profiling.attached.settings import BACKWARDS_WITHOUT_STEP
 
 CallListener = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -88,9 +86,6 @@ class ModuleCalls:
             kind.__call__ = wrapper  # type: ignore[method-assign]
         self._listeners[kind][id(module)] = listener
 
-    def __contains__(self, module: nn.Module) -> bool:
-        return id(module) in self._listeners.get(type(module), {})
-
     def remove(self, module: nn.Module) -> None:
         self._listeners.get(type(module), {}).pop(id(module), None)
 
@@ -137,23 +132,6 @@ def _hide_caller(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
-class BackwardCount(Patch):
-    """Counts backward passes until it is stopped. Calls `on_limit` after BACKWARDS_WITHOUT_STEP
-    passes, and counts no more.
-    """
-
-    def __init__(self, on_limit: Callable[[], None]) -> None:
-        self.count = 0
-        self._on_limit = on_limit
-        super().__init__(torch.autograd, "backward", after=self._count)
-
-    def _count(self, *args: Any, **kwargs: Any) -> None:
-        self.count += 1
-        if self.count == BACKWARDS_WITHOUT_STEP:
-            self.stop()
-            self._on_limit()
-
-
 class OptimizerHook:
     """Calls a function, which must be a plain one, after each step of any optimizer."""
 
@@ -180,31 +158,10 @@ class OptimizerHook:
         self._hook.remove()
 
 
-class GraphWatch(Patch):
-    """Detects that torch records work into a CUDA graph. `after` is called when a recording that
-    was `used` has ended.
-
-    Within a recording nothing runs, and waiting for the device or stopping a profiler would end it
-    with an error.
-    """
-
-    def __init__(self, after: Callable[[], None]) -> None:
-        self._after, self._used = after, False
-        super().__init__(torch.cuda.CUDAGraph, "capture_end", after=self._ended)
-
-    def recording(self) -> bool:
-        """Whether this thread's current stream records a graph."""
-        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return started and torch.cuda.is_current_stream_capturing()
-
-    def use(self) -> None:
-        """Have `after` called at the end of the current recording."""
-        self._used = True
-
-    def _ended(self, graph: Any) -> None:
-        used, self._used = self._used, False
-        if used:
-            self._after()
+def recording() -> bool:
+    """Whether this thread's current stream records a CUDA graph, in which nothing runs."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
 
 
 class ProfilerWatch(Patch):

@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import itertools
 import os
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ from dpscope.profiling.store.folders import (
 
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"
-_MAX_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
 
 
 @dataclass(frozen=True)
@@ -104,33 +102,16 @@ def missing_processes(place: Place) -> int:
     """How many processes of a job that torchrun did not start run the script without dpscope; 0 if
     unknown.
 
-    Processes that train together have all joined once one of them is traced; for others this waits
-    up to _MAX_WAIT_S.
+    Processes that train together have all joined once one of them is traced.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if place.world_size == 1 or by_torchrun or not distributed.is_initialized():
         return 0
     store = distributed.distributed_c10d._get_default_store()
-    deadline_s = time.monotonic() + _MAX_WAIT_S
     try:
-        while True:
-            missing = place.world_size - int(store.add(_COUNT_KEY, 0))
-            if not missing or time.monotonic() > deadline_s:
-                return missing
-            time.sleep(0.05)
+        return place.world_size - int(store.add(_COUNT_KEY, 0))
     except distributed.DistError:  # the process that holds the store has left the process group
         return 0
-
-
-def discard(folder: RepeatFolder, place: Place) -> None:
-    """Remove the traces of a process that measured nothing, and what is empty then."""
-    traces = [folder.trace_path(place.node, place.rank)]
-    traces.append(folder.counters_trace_path(place.node, place.rank))
-    for path in traces:
-        path.unlink(missing_ok=True)
-    for path in (*(trace.parent for trace in traces), folder.path, folder.path.parent):
-        with contextlib.suppress(OSError):  # not empty, or not there
-            path.rmdir()
 
 
 def remove_unfinished_jobs(out: Path) -> None:

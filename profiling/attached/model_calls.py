@@ -4,7 +4,7 @@ training.
 
 import gc
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ from dpscope.profiling.attached.interception import ModuleCalls
 from dpscope.profiling.attached.step_cycles import StepEvents
 from dpscope.profiling.records.matrix import Amp
 
-_INPUTS = 2  # training calls whose inputs are compared between processes
+_INPUTS = (
+    2  # training calls whose inputs are compared between processes, and whose precision is seen
+)
 _COMPARED_VALUES = 4096
-_MAX_WRAPPERS = 3  # around a model, such as a task, DDP and torch.compile's module
-_PRECISION_CHECKS = 20  # in the first calls, 6 us each
 
 
 @dataclass(slots=True)
@@ -52,9 +52,6 @@ class ModelCalls:
         self._device_type = device_type
         self._may_record = device_type == "cuda"
         self._on_training = on_training
-        # called before a training call
-        self._before: Callable[[], None] | None = self._check_precision
-        self._precision_checks = 0
         self._checksums: list[int | None] = []  # of the inputs of the first training calls
         self._step = StepCalls([], 0)
         self._watched: dict[int, nn.Module] = {}
@@ -82,9 +79,6 @@ class ModelCalls:
                 # DDP calls it once per call; a validation may call it directly
                 called = module.module
             self._hooks.add(called, self._called)
-            for inside in _wrapped_in(module):
-                if inside not in self._hooks:
-                    self._hooks.add(inside, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
@@ -115,33 +109,21 @@ class ModelCalls:
         if not is_grad_enabled():
             self._step.other += not module.training
         elif module.training:
-            if self._before is not None:
-                self._before()
-                if len(self._checksums) < _INPUTS:
-                    self._checksums.append(_checksum([*args, *kwargs.values()]))
+            if self._on_training is not None:
+                self._on_training()
+            if len(self._checksums) < _INPUTS:
+                self._checksums.append(_checksum([*args, *kwargs.values()]))
+                self._note_precision()
             first = args[0] if args else next(iter(kwargs.values()), None)
             if type(first) is Tensor and first.dim():
                 self._step.each.append(first.size(0))
             else:
                 self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
 
-    def _called_inside(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if self._may_record and torch.cuda.is_current_stream_capturing():
-            return
-        if not is_grad_enabled():  # validations often call the wrapped module
-            self._step.other += not module.training
-
-    def _check_precision(self) -> None:
-        if self._on_training is not None:
-            self._on_training()
-        self._precision_checks += 1
+    def _note_precision(self) -> None:
         if torch.is_autocast_enabled(self._device_type):
             half = torch.get_autocast_dtype(self._device_type) == torch.float16
             self.precision = "fp16" if half else "bf16"
-        if self._precision_checks == _PRECISION_CHECKS:
-            self._before = self._on_training
 
 
 def _first_tensor(values: Iterable[object]) -> Tensor | None:
@@ -194,28 +176,6 @@ def _checksum(inputs: Sequence[object]) -> int | None:
         return None
     values = tensor.detach().flatten()[:_COMPARED_VALUES].to("cpu", torch.float64)
     return None if bool((values == values[:1]).all()) else zlib.crc32(values.numpy().tobytes())
-
-
-def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that `module` only wraps, outermost first: each holds all parameters of the
-    module around it.
-
-    Modules wrapped by torch.compile are omitted: it traces through calls inside them.
-    """
-    for _ in range(_MAX_WRAPPERS):
-        if (
-            inner_module(module) is not module
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
-            return
-        count = sum(1 for _ in module.parameters())
-        inside = [
-            child for child in module.children() if sum(1 for _ in child.parameters()) == count
-        ]
-        if len(inside) != 1 or not count:
-            return
-        (module,) = inside
-        yield module
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -7,22 +7,14 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from torch.optim.optimizer import Optimizer
 
 from dpscope.profiling.attached import job
-from dpscope.profiling.attached.interception import (
-    BackwardCount,
-    GraphWatch,
-    OptimizerHook,
-    ProfilerWatch,
-)
+from dpscope.profiling.attached.interception import OptimizerHook, ProfilerWatch, recording
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
 from dpscope.profiling.attached.recorder import model_sizes, save_process
 from dpscope.profiling.attached.settings import (
-    NO_OPTIMIZER,
-    REASONS_VARIABLE,
     STEP_RECORDED,
     AttachSettings,
     no_group,
@@ -36,7 +28,6 @@ from dpscope.profiling.attached.windows import TimedWindow, Window
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
 from dpscope.profiling.instruments.ddp_counters import count_by_default, stop_counting
 from dpscope.profiling.store.errors import DpscopeError, error_line
-from dpscope.profiling.store.files import write_text
 
 _COMPLETE = "measured completely"
 
@@ -62,16 +53,14 @@ class Session:
         self._stages = iter(STAGES)
         self._window: Window | None = None
         self._part: job.SavedPart | None = None
-        # one that could not be ended when the measurement failed
-        self._unended: Window | None = None
         self._over = False
         self._steps = 0  # of the script, warm-up and stages
+        self._is_recorded = False  # whether steps continue in a CUDA graph, unseen
         self._working = threading.Lock()  # a signal's thread saves between two steps
         if os.environ.get("RANK", "0") == "0":
             job.remove_unfinished_jobs(settings.out)
 
         def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
-            self._backwards.stop()
             if not self._over and self._warm_up.ends_step(optimizer):
                 self.step_ended()
 
@@ -83,11 +72,7 @@ class Session:
         os.register_at_fork(after_in_child=left_to_parent)
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
-        self._graphs = GraphWatch(self._step_recorded)
         self._optimizer_hook = OptimizerHook(stepped)
-        self._backwards = BackwardCount(lambda: self._note_first(NO_OPTIMIZER))
-        if settings.steps_by != "optimizer":
-            self._backwards.stop()
         self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
         self._signals = EndingSignals(self._ended_by_signal)
 
@@ -99,8 +84,11 @@ class Session:
     def step_ended(self) -> None:
         if self._over:
             return
-        if self._graphs.recording():  # the step has not run
-            self._graphs.use()
+        if recording():  # this step has not run, and its replays call no optimizer
+            self._is_recorded = self._settings.steps_by == "optimizer"
+            return
+        if self._is_recorded:
+            self.close(STEP_RECORDED)
             return
         with self._working:
             try:
@@ -119,31 +107,15 @@ class Session:
         with self._working:
             try:
                 if not self._over:
-                    self._finish(how)
+                    self._finish(STEP_RECORDED if self._is_recorded else how)
                 elif self.incomplete is not None:  # printed at the end, as the last line
-                    self._note_unmeasured(self.incomplete)
+                    self._note_first(self.incomplete)
                 elif self._part is not None:
                     # the other processes' files may have become visible late
                     job.finish_job(self._part)
             except Exception as error:
                 self._give_up(error)
-        if self._unended is not None:
-            # a process that ends with a half stopped profiler crashes
-            with contextlib.suppress(Exception):
-                self._unended.end()
-            self._unended = None
         self._optimizer_hook.stop()
-        self._backwards.stop()
-
-    def _step_recorded(self) -> None:
-        """End the measurement after a step was recorded into a CUDA graph, whose replays call no
-        optimizer.
-
-        They do call a model whose passes alone were recorded, which ends steps with `--steps-by
-        forward`.
-        """
-        if self._settings.steps_by == "optimizer" and not self._over:
-            self.close(STEP_RECORDED)
 
     def _ended_by_signal(self, how: str) -> None:
         """Like `close`, in another thread and without waiting: the main thread may be stuck in a
@@ -165,14 +137,6 @@ class Session:
         if os.environ.get("RANK", "0") == "0":
             self._note(text)
 
-    def _note_unmeasured(self, text: str) -> None:
-        """Note why nothing is measured in the first process, and leave it to `dpscope attach` in
-        each, which may differ.
-        """
-        self._note_first(text)
-        if (reasons := os.environ.get(REASONS_VARIABLE)) is not None:
-            write_text(Path(reasons) / os.environ.get("RANK", "0"), text)
-
     def _step_ended(self) -> None:
         self._steps += 1
         if self._observed is None or self._window is None:
@@ -192,7 +156,7 @@ class Session:
         warm_up = self._warm_up
         place = job.current_place(warm_up.device)
         if place is None:
-            self._note_unmeasured(no_group())
+            self._note_first(no_group())
             self._leave()
             return
         modules = [inner_module(module) for module in calls.modules]
@@ -245,9 +209,7 @@ class Session:
     def _save(self, how: str) -> None:
         observed = self._observed
         if observed is None or len(observed.timed.calls) < observed.cycle:
-            self._note_unmeasured(
-                not_measured(how, self._steps, self._backwards.count, self._settings)
-            )
+            self._note_first(not_measured(how, self._steps, self._settings))
             return
         if how != _COMPLETE:
             observed.ended_early, observed.steps = how, self._steps
@@ -263,17 +225,14 @@ class Session:
     def _give_up(self, error: Exception) -> None:
         self._over, self._part = True, None
         if self._window is not None:
-            try:
+            with contextlib.suppress(Exception):  # the first error is reported
                 self._window.end()
-            except Exception as second:  # the first error is reported
-                error.add_note(f"and then {second}")
-                self._unended = self._window
         self._leave()
         where = traceback.extract_tb(error.__traceback__)[-1]
         at = f", {os.path.basename(where.filename)}:{where.lineno}"
         if isinstance(error, DpscopeError):
             at = ""
-        self._note_unmeasured(
+        self._note(
             f"the measurement failed ({error_line(error)}{at}); the script continues without it"
         )
 
@@ -281,13 +240,11 @@ class Session:
         """Remove all hooks, and all references to objects that the script may want to free."""
         self._over = True
         self._optimizer_hook.stop_within_step()
-        for listener in (self._backwards, self._wrappers, self._profiler_watch, self._graphs):
-            listener.stop()
+        self._wrappers.stop()
+        self._profiler_watch.stop()
         self._warm_up.leave()
         self._signals.stop()
         if self._observed is not None:
             for model in self._observed.detected.ddp:
                 count_by_default(model)
-            if not self.saved:
-                job.discard(self._observed.folder, self._observed.place)
         self._observed, self._window = None, None

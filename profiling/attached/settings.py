@@ -12,22 +12,12 @@ from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
 
 RAISED = "the script raised"  # start of the description of a script's end by an exception
 STEP_RECORDED = "the script recorded a step into a CUDA graph, whose replays call no optimizer"
-REASONS_VARIABLE = (
-    # a folder of `dpscope attach` for the reasons why processes measured nothing
-    "DPSCOPE_ATTACH_REASONS"
-)
 # traced in addition to the whole ones: two under a tracer that discards, and one before them
 TRACER_STEPS = 3
 # after a trace: in the first, processes wait for those that wrote their traces more slowly
 SETTLING_STEPS = 2
-# without a step of a torch optimizer: more than most scripts accumulate over
-BACKWARDS_WITHOUT_STEP = 20
 _FEWEST_TIMED = 5  # fewer timed steps give no interval
 
-NO_OPTIMIZER = (
-    f"{BACKWARDS_WITHOUT_STEP} backward passes and no step of a torch optimizer: the measurement starts with the first one; "
-    "if the script uses another optimizer, stop it and attach with --steps-by forward"
-)
 # 13 steps: 2 of warm-up, 1 traced with 3 around it, 2 that settle, 5 timed; on GPUs 22, since DDP
 # reads its counters in the first 11
 _SHORTER = (
@@ -65,14 +55,12 @@ class AttachSettings(Config, frozen=True):
     record_collectives: bool = False  # write Flight Recorder's records while the script runs
 
 
-def not_measured(how: str, steps: int, backwards: int, settings: AttachSettings) -> str:
-    """For a script that ended (`how`) after `steps` steps, none of them timed, with so many
-    backward passes before them.
-    """
+def not_measured(how: str, steps: int, settings: AttachSettings) -> str:
+    """For a script that ended (`how`) after `steps` steps, none of them timed."""
     fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS
     seen = f"{counted(steps, 'step')} of {fewest + _FEWEST_TIMED} that are needed"
     if not steps:
-        seen = f"no step of a torch optimizer after {counted(backwards, 'backward pass')}"
+        seen = "no step of a torch optimizer"
     return f"{how}: nothing was measured: {seen}; {advice_for(how, steps)}"
 
 

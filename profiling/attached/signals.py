@@ -25,64 +25,46 @@ class EndingSignals:
     def __init__(self, ended: Callable[[str], None]) -> None:
         self._ended = ended
         self._process_id = os.getpid()
-        self._handled: list[signal.Signals] = []
-        self._sockets = reading, writing = socket.socketpair()
-        writing.setblocking(False)
-        self._install()
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        self._handled = self._handle()
         if not self._handled:
-            self._close()
             return
-        # A child would report its signals to this process. A fork from the main thread removes the
-        # handlers beforehand; another thread cannot, but becomes the main thread of the child that
-        # it forks.
-        os.register_at_fork(
-            before=self._restore, after_in_parent=self._install, after_in_child=self._restore
-        )
-        threading.Thread(
-            target=self._watch, args=(reading,), name="dpscope signals", daemon=True
-        ).start()
+        # a child would report its signals to this process
+        os.register_at_fork(after_in_child=self._restore)
+        threading.Thread(target=self._watch, name="dpscope signals", daemon=True).start()
+
+    def _handle(self) -> list[signal.Signals]:
+        """Handle the signals that have no handler, in the main thread alone."""
+        unhandled = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+        if not unhandled or threading.current_thread() is not threading.main_thread():
+            return []
+        before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # an event loop's
+            _wake_by(before)
+            return []
+        for number in unhandled:
+            signal.signal(number, self._arrived)
+        return unhandled
 
     def stop(self) -> None:
         """Restore the default actions, in the main thread."""
-        if self._may_change() and self._process_id == os.getpid():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._handled and is_main and self._process_id == os.getpid():
             self._restore()
-            self._close()
-
-    def _may_change(self) -> bool:
-        """Only the main thread may set handlers."""
-        is_open = self._sockets[1].fileno() != -1
-        return is_open and threading.current_thread() is threading.main_thread()
-
-    def _install(self) -> None:
-        """Handle the signals that have no handler."""
-        if not self._may_change() or os.getpid() != self._process_id:
-            return
-        unhandled = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-        if not unhandled:
-            return
-        before = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
-        if before != -1 and _wakes(before):  # an event loop's
-            return
-        self._handled = unhandled
-        for number in unhandled:
-            signal.signal(number, self._arrived)
+            with contextlib.suppress(OSError):  # the thread then reads the end of file, and ends
+                self._reading.shutdown(socket.SHUT_RDWR)
+            self._reading.close()
+            self._writing.close()
 
     def _restore(self) -> None:
-        if not self._may_change():
-            return
         descriptor = signal.set_wakeup_fd(-1)
-        if descriptor != self._sockets[1].fileno():
-            _wakes(descriptor)
+        if descriptor != self._writing.fileno():
+            _wake_by(descriptor)
         handled, self._handled = self._handled, []
         for number in handled:
             if signal.getsignal(number) == self._arrived:
                 signal.signal(number, signal.SIG_DFL)
-
-    def _close(self) -> None:
-        for end in self._sockets:
-            with contextlib.suppress(OSError):  # the thread then reads the end of file, and ends
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         """The thread handles it. The script may have stored this handler and restore it after
@@ -91,9 +73,9 @@ class EndingSignals:
         if not self._handled and signal.getsignal(number) == self._arrived:
             _end_by(number)
 
-    def _watch(self, reading: socket.socket) -> None:
+    def _watch(self) -> None:
         with contextlib.suppress(OSError):
-            while received := reading.recv(1):
+            while received := self._reading.recv(1):
                 number = received[0]
                 if number in self._handled and signal.getsignal(number) == self._arrived:
                     self._end(number)
@@ -106,15 +88,10 @@ class EndingSignals:
         _end_by(number)
 
 
-def _wakes(descriptor: int) -> bool:
-    """Have signals written to this descriptor again, if it is still one for that; whoever set it
-    may have closed it since.
-    """
-    try:
+def _wake_by(descriptor: int) -> None:
+    """Have signals written to this descriptor again, unless it was closed since it was set."""
+    with contextlib.suppress(OSError, ValueError):
         signal.set_wakeup_fd(descriptor)
-    except (OSError, ValueError):  # closed, or the number of a file opened since
-        return False
-    return True
 
 
 def _end_by(number: int) -> None:

@@ -19,13 +19,6 @@ class AttachCode(FindingCode):
         "steps are timed with it, which makes them longer, and may not be traced.",
         action="disable the script's profiler, or read its traces with `dpscope analyze`",
     )
-    DATA_PARALLEL_DID_NOTHING = Code(
-        "info",
-        meaning="The script's nn.DataParallel had at most one GPU, so it only calls its model: the "
-        "cell is a single device.",
-        action="measure where torch can use several GPUs, or use dpscope's stand-in: dpscope run "
-        "--strategy dp",
-    )
     BATCH_AS_SEEN = Code(
         "info",
         meaning="A script's batch size is inferred from what its model is called with: the first "

@@ -26,7 +26,6 @@ from dpscope.launch.attach.jobs import (
     plan_jobs,
     record_jobs,
     run_job,
-    run_jobs,
 )
 from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.contents import app
@@ -122,14 +121,14 @@ def test_each_job_may_have_a_working_folder(tmp_path: Path) -> None:
 def test_a_job_that_was_not_measured_is_a_finding_until_it_is(tmp_path: Path) -> None:
     train_attached(tmp_path)
     one, two = (AttachedJob(count, (), {}) for count in (None, 2))
-    message = "2 devices: the script ended with status 3 before it was measured; see its output for the reason"
+    message = "2 devices: the script ended with status 3 and was not measured; see its output for the reason"
     for measured, failed, messages in (
         (one, two, [message]),
         (one, None, [message]),
         (two, None, []),
     ):
-        ends = [JobEnd(measured, 0, True, None)]
-        record_jobs(tmp_path, [*ends, *([JobEnd(failed, 3, False, None)] if failed else [])])
+        ends = [JobEnd(measured, 0, True)]
+        record_jobs(tmp_path, [*ends, *([JobEnd(failed, 3, False)] if failed else [])])
         findings = RunFolder(tmp_path).manifest().findings
         assert [one.message for one in findings if one.code == "job_not_measured"] == messages
 
@@ -212,7 +211,7 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
         one for one in RunFolder(out).manifest().findings if one.code == "job_not_measured"
     ]
     assert [one.message for one in unmeasured] == [
-        "one device without torchrun: the script ended with status 1 before it was measured; see its output for the reason"
+        "one device without torchrun: the script ended with status 1 and was not measured; see its output for the reason"
     ] * status
     assert all(
         "no init_process_group where WORLD_SIZE is not set" in one.next_step for one in unmeasured
@@ -272,28 +271,6 @@ print("trained")
     assert (ended.returncode, ended.stdout) == (0, "still here\ntrained\n")
     assert ended.stderr == ""
     assert list((tmp_path / "run").glob("cells/*")) == []
-
-
-@pytest.mark.process
-def test_the_reason_of_a_rank_that_alone_was_not_measured_is_printed_and_recorded(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Ranks 1 and 3 write theirs, as processes of a job do; in the next job rank 0 does too, and
-    prints it itself.
-    """
-    write = "cd $DPSCOPE_ATTACH_REASONS; touch .tmp; for rank in $RANKS; do echo '14 steps of 23' > $rank; done"
-    job = AttachedJob(4, ("sh", "-c", write), {**os.environ, "RANKS": "3 1"})
-    with_first = AttachedJob(2, job.command, {**os.environ, "RANKS": "0 1"})
-    silent = AttachedJob(None, ("true",), dict(os.environ))
-    ends = run_jobs([job, with_first, silent], tmp_path / "run")
-    assert all(end.has_failed and end.status == 0 for end in ends)
-    reasons = [end.reason and end.reason.strip() for end in ends]
-    assert reasons == ["rank 1: 14 steps of 23", "14 steps of 23", None]
-    assert capfd.readouterr().err.strip() == "dpscope: rank 1: 14 steps of 23"
-    train_attached(tmp_path / "run")
-    record_jobs(tmp_path / "run", ends)
-    messages = [one.message.strip() for one in RunFolder(tmp_path / "run").manifest().findings]
-    assert "4 devices: rank 1: 14 steps of 23" in messages
 
 
 @pytest.mark.process

@@ -30,7 +30,6 @@ from tests.helpers.attached_scripts import (
     Net,
     attached,
     counting_backend,
-    loss_of,
     measured,
     net_with_sgd,
     train,
@@ -301,37 +300,3 @@ def test_an_error_from_torch_has_no_dpscope_frame_in_its_traceback(
         # from now on its calls are reported
         train(model, torch.optim.SGD(model.parameters()), WARMUP)
         assert frames() == alone
-
-
-def test_a_script_without_a_torch_optimizer_gets_a_note_after_20_backward_passes(
-    tmp_path: Path,
-) -> None:
-    notes: list[str] = []
-    backward = torch.autograd.backward
-    with attached(tmp_path / "run", notes):
-        for step in range(30):
-            loss_of(Net(), 8).backward()  # type: ignore[no-untyped-call]
-            assert len(notes) == (step >= 19)
-        assert torch.autograd.backward is backward
-    assert notes[0].startswith(
-        "20 backward passes and no step of a torch optimizer: the measurement starts with"
-    )
-    assert notes[0].endswith("attach with --steps-by forward")
-    assert notes[1] == (
-        "the script ended: nothing was measured: no step of a torch optimizer after 20 backward passes; if it trains, use "
-        "--steps-by forward, or watch_steps"
-    )
-
-
-def test_accumulation_over_fewer_backward_passes_gives_no_note_and_the_count_is_removed(
-    tmp_path: Path,
-) -> None:
-    notes: list[str] = []
-    backward = torch.autograd.backward
-    with attached(tmp_path, notes):
-        model, optimizer = net_with_sgd()
-        assert torch.autograd.backward is not backward
-        train(model, optimizer, 1, samples=38, micro_batches=19)
-        assert torch.autograd.backward is backward
-        train(model, optimizer, WHOLE - 1)
-    assert notes == []

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpscope.profiling.attached import job
-from dpscope.profiling.attached.job import (
-    Place,
-    SavedPart,
-    discard,
-    finish_job,
-    remove_unfinished_jobs,
-)
+from dpscope.profiling.attached.job import SavedPart, finish_job, remove_unfinished_jobs
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.attached_scripts import train_attached
 
@@ -64,14 +58,3 @@ def test_what_dead_jobs_left_is_removed_and_other_files_stay(tmp_path: Path) -> 
     assert (foreign.path / "notes.txt").exists()
     assert measured.exists()
     remove_unfinished_jobs(tmp_path / "nowhere")
-
-
-def test_the_last_process_that_measured_nothing_removes_the_folder(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "job")
-    folder.trace_path(0, 0).parent.mkdir(parents=True)
-    for rank in (0, 1):
-        folder.trace_path(0, rank).write_bytes(b"a trace")
-    discard(folder, Place(0, 0, 2, 0))
-    assert folder.traces() == [folder.trace_path(0, 1)]
-    discard(folder, Place(1, 1, 2, 0))
-    assert not folder.path.exists()
