@@ -20,7 +20,7 @@ traces that is new begins in traces/steps/breakdown.py.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.spreads import RunSpreads
@@ -31,6 +31,8 @@ from dpscope.analysis.training.data import TrainingData
 from dpscope.profiling.machine.gpu_speed import StatedFlops
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.strategies import StrategyTraits
+from dpscope.profiling.records.typed_text import choose_from, nearest
+from dpscope.profiling.store.errors import DpscopeError, error_line
 
 T = TypeVar("T")
 Value = str | float | bool | None
@@ -84,7 +86,9 @@ class CellView:
     def __getattr__(self, name: str) -> float:
         """A column's number. Raises Missing where it is not known."""
         if name not in REGISTERED:
-            raise AttributeError(f"a cell has no column {name}")
+            meant = nearest(name, REGISTERED)
+            advice = f" (did you mean {meant[0]}?)" if meant else ""
+            raise AttributeError(f"a cell has no column {name}{advice}")
         return cast("float", REGISTERED[name].compute(self))
 
     def once(self, compute: Callable[["CellView"], T]) -> T:
@@ -182,14 +186,19 @@ class Group:
         interval: Bounds | None = None,
     ) -> Callable[[Callable[[CellView], T]], Callable[[CellView], T]]:
         """Declares the function below as the column of its name, and two more for the ends of its
-        interval.
+        interval. Raises ValueError for a quantity that does not exist.
         """
+        if quantity not in get_args(Quantity):
+            advice = choose_from(quantity, get_args(Quantity))
+            raise ValueError(f"column {heading!r}: there is no quantity {quantity!r}; {advice}")
 
         def declared(compute: Callable[[CellView], T]) -> Callable[[CellView], T]:
             @wraps(compute)
             def checked(cell: CellView) -> T:
                 self.needs(cell)
                 needs(cell)
+                if self.redefinable:
+                    return self._user_value(compute, cell)
                 return _plain(compute(cell))
 
             kept = once(checked)
@@ -215,6 +224,22 @@ class Group:
             return kept
 
         return declared
+
+    def _user_value(self, compute: Callable[[CellView], T], cell: CellView) -> T:
+        """What a user's function gives. A function that fails is no longer declared, so that it
+        fails once; raises DpscopeError.
+        """
+        name = compute.__name__
+        try:
+            value = plain(compute(cell))
+        except (Missing, DpscopeError):
+            raise
+        except Exception as error:
+            self.columns.remove(REGISTERED.pop(name))
+            raise DpscopeError(
+                f"your column {name} fails for {cell.data.name}: {error_line(error)}; correct and declare it again"
+            ) from error
+        return cast("T", known(value, f"the function {name} returned {value}"))
 
     def _add(
         self,

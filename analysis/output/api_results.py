@@ -5,8 +5,9 @@ included.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from dpscope.analysis.costs.calibration_files import costs_at
@@ -114,14 +115,25 @@ class Analysis:
     def __repr__(self) -> str:
         cells = ", ".join(self.run.cells)
         title = f"Analysis of {self.run.path}: {cells}"
-        return _outline(title, self.verdict, f"frames: {', '.join(self.frames)}")
+        names = ", ".join(self.frames)
+        return _outline(title, self.verdict, ("verdict, ledger, findings, run", f"frames: {names}"))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict as a table."""
+        rows = []
+        for fact in self.verdict.shown:
+            lines = "<br>".join(map(escape, fact.lines))
+            rows.append(f"<tr><th>{escape(fact.label)}</th><td>{lines}</td></tr>")
+        return f"<p>{escape(self.verdict.setting)}</p><table>{''.join(rows)}</table>"
 
 
-def _outline(title: str, verdict: Verdict, names: str) -> str:
+def _outline(title: str, verdict: Verdict, names: Sequence[str]) -> str:
     """What print shows: a title, the verdict, and what there is to look at by name."""
-    lines = [title, verdict.setting, *(fact.text for fact in verdict.shown)]
-    shown = [shorten(line, _MOST_LETTERS, placeholder=" ...") for line in lines]
-    return "\n".join([*shown, *wrap(names, _MOST_LETTERS)])
+    lines = [title, verdict.setting, *(fact.text for fact in verdict.shown), *names]
+    shown = []
+    for line in lines:
+        shown += wrap(line, _MOST_LETTERS, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(shown)
 
 
 def analyze(
@@ -160,9 +172,8 @@ class AnalyzedJob(Job):
 
     def __repr__(self) -> str:
         tables = "tables: steps, collectives, waits, dp_phases, exposed_parts, kernels"
-        return _outline(
-            f"Job: {self.name}", self.verdict, f"{tables}; ledger, late, summaries, findings"
-        )
+        others = "verdict, ledger, late, summaries, findings"
+        return _outline(f"Job: {self.name}", self.verdict, (others, tables))
 
 
 def _with_verdict(found: Job) -> AnalyzedJob:

@@ -29,15 +29,18 @@ def columns_table(
     notes: Iterable[str] = (),
     headings: Mapping[str, str] | None = None,
     context: Sequence[str] = (),
+    with_empty: bool = False,
 ) -> TextTable | None:
     """These columns of the cells in `rows`, and why their values are missing.
 
-    Columns in which none of them has a value are left out; None where none is left besides its
-    `context`. `headings` are those that differ from the columns' own. Traces alone lack
+    Columns in which none of them has a value are left out, unless `with_empty`; None where none is
+    left besides its `context`. `headings` are those that differ from the columns' own. Traces alone lack
     most columns: of those that they cannot fill, nothing is said.
     """
     names = _with_known_rate(names, comparison)
-    known = [name for name in names if any(row.value(name) is not None for row in rows)]
+    known = names
+    if not with_empty:
+        known = [name for name in names if any(row.value(name) is not None for row in rows)]
     if not set(known) - set(context):
         return None
     fields = [
@@ -88,9 +91,10 @@ def view_of(
 
 
 def group_table(comparison: Comparison, group: Group) -> TextTable | None:
-    """All columns of a group."""
+    """All columns of a group; of a user's also those without any value, with the reasons."""
     names = [column.name for column in group.columns]
-    return columns_table(comparison, group.title, names, [*comparison.rows.values()])
+    rows = [*comparison.rows.values()]
+    return columns_table(comparison, group.title, names, rows, with_empty=group.redefinable)
 
 
 _STEP = (

@@ -19,6 +19,7 @@ from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, sentence, show
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
+from dpscope.analysis.what_if.inputs import setting_of
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
@@ -31,16 +32,10 @@ class Predicted(NamedTuple):
 
     words: Mapping[str, str]
     prediction: Prediction
-    measured: bool = False  # the base itself
+    is_base: bool = False  # the scenario differs in nothing from what was measured
 
-    @property
-    def band(self) -> str | None:
-        if self.measured:
-            return "measured"
-        low_us, high_us = self.prediction.low_us, self.prediction.high_us
-        if low_us is None or high_us is None:
-            return None
-        return f"{show(low_us, _MS)} to {show(high_us, _MS)}"
+
+_NAME_ONE = "give --devices, --link, --bucket-mb, --batch-size or another scenario"
 
 
 def _option(name: str) -> str:
@@ -70,9 +65,19 @@ class RunAnswer:
         return tables
 
     @property
+    def hint(self) -> str | None:
+        """What to ask for, where nothing differs from the base."""
+        if all(predicted.is_base for predicted in self.predictions):
+            return f"Nothing differs from what was measured: {_NAME_ONE}."
+        return None
+
+    @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        reasons = ((prediction.reason, prediction.devices) for _, prediction, _ in self.predictions)
+        reasons = (
+            (predicted.prediction.reason, predicted.prediction.devices)
+            for predicted in self.predictions
+        )
         return [f"No prediction for {text}" for text in _by_text(reasons, set())]
 
     @property
@@ -169,14 +174,16 @@ def run_answer(
     question: Question, own: CellErrors, requested: Iterable[tuple[Mapping[str, str], Scenario]]
 ) -> RunAnswer:
     """Every scenario predicted."""
-    predicted = tuple(
-        Predicted(words, predict(question.base, scenario, question.costs))
-        for words, scenario in requested
-    )
-    return RunAnswer(question, own, predicted)
+    base = question.base
+    predicted = []
+    for words, scenario in requested:
+        prediction = predict(base, scenario, question.costs)
+        is_base = prediction.reason is None and setting_of(base, scenario) == base.setting
+        predicted.append(Predicted(words, prediction, is_base))
+    return RunAnswer(question, own, tuple(predicted))
 
 
-_TIMES_AS_MANY = (1, 2, 4, 8)  # devices as the base has; beyond that nothing has a number
+_TIMES_AS_MANY = (2, 4, 8)  # devices as the base has; beyond that nothing has a number
 
 
 def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
@@ -205,7 +212,8 @@ def replay_error(base: Base) -> float:
 _DEVICES = "Devices of the predicted step, with unchanged links"
 _NODES = "Nodes that this many devices are assumed to span"
 _EXPOSED = "Predicted communication that compute does not hide"
-_BAND = "Expected to contain the true value in nine cases out of ten"
+_LOW = "Lower end of the band that is expected to hold the true value in nine cases of ten"
+_HIGH = "Its upper end"
 _STEP = "Predicted: the measured step plus what the replay adds to it"
 _EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
 
@@ -214,7 +222,8 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     """The predictions that have a number, with a column for each option that varies; notes hold why
     others have none, and the basis.
     """
-    rows = [prediction for prediction in answer.predictions if prediction.prediction.reason is None]
+    rows = [predicted for predicted in answer.predictions if predicted.prediction.reason is None]
+    shown = [predicted for predicted in rows if not predicted.is_base]
     base_rows = [_base_row(answer)] if rows else []
     options = dict.fromkeys(name for words, *_ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
@@ -224,7 +233,8 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("batch", "prediction.batch_size", meaning="Batch per device"),
         *(Field(_option(name), partial(_word, name)) for name in varied),
         Field("step", "prediction.step_us", _MS, _STEP),
-        Field("90% band [ms]", "band", meaning=_BAND, column="band_ms"),
+        Field("low", "prediction.low_us", _MS, _LOW, column="low_us"),
+        Field("high", "prediction.high_us", _MS, _HIGH, column="high_us"),
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
         Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
     ]
@@ -235,7 +245,9 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     )
     counts = {row.prediction.devices for row in rows}
     notes = [*answer.refusals, *facts(answer), *_by_text(basis, counts)]
-    return table_of("Predicted steps", fields, [*base_rows, *rows], notes)
+    if shown:
+        notes.append("Low, high: the 90% band. The first row is the base as measured.")
+    return table_of("Predicted steps", fields, [*base_rows, *shown], notes)
 
 
 def _base_row(answer: RunAnswer) -> Predicted:
@@ -249,7 +261,7 @@ def _base_row(answer: RunAnswer) -> Predicted:
         exposed_us=base.exposed_us,
         efficiency=None if alone_us is None else alone_us / base.step_us,
     )
-    return Predicted({}, measured, measured=True)
+    return Predicted({}, measured, is_base=True)
 
 
 def _word(name: str, row: Predicted) -> str:
@@ -329,15 +341,14 @@ def facts(answer: RunAnswer) -> list[str]:
     replayed_us = fmean(profile.step_us for profile in base.profiles)
     error = max(100 * abs(replay_error(base)), 0.01)
     every = counted(len(base.every), "traced step")
-    replayed_count = len(base.profiles)
-    windows = f"{replayed_count} of {every} of single ranks"
     mean = f"{show(replayed_us, _MS)} ms on average"
-    replayed = f"{windows}, the nearest to the median ({mean})"
+    nearest = f"the {len(base.profiles)} nearest to the median ({mean})"
     lines = [
         *answer.limits,
         answer.base_line,
+        answer.hint,
         layout(answer),
-        f"Replay: reproduces {replayed}, within {error:.2f}%.",
+        f"Replay: of {every} of single ranks {nearest} are replayed, each within {error:.2f}%.",
         *(
             f"{wrong_result.message}."
             for wrong_result in wrong_results(answer.question.costs.calibration)

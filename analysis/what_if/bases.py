@@ -98,7 +98,7 @@ class Question:
     cut_short: tuple[str, ...] = ()
 
 
-def base_of_run(path: str | Path, cell_name: str | None) -> Question:
+def base_of_run(path: str | Path, cell_name: str | None = None) -> Question:
     """As `base_of_loaded`, of a run folder."""
     return base_of_loaded(load_run(path), cell_name)
 

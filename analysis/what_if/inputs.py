@@ -288,6 +288,21 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     return (after_us - fixed_us) / (before_us - fixed_us)
 
 
+def batch_basis(base: Base, wanted: int) -> str:
+    """What compute with another number of samples a pass rests on."""
+    batches = sorted(base.single_us)
+    samples = counted(wanted, "sample")
+    if _single_us(base, wanted) is None:
+        return f"compute at {samples} by their number, as one device was measured at fewer than two batches near it"
+    if wanted in base.single_us:
+        return f"compute at {samples} by one device's measured step"
+    nearest = sorted(batches, key=lambda batch: abs(batch - wanted))[:2]
+    measured = " and ".join(map(str, sorted(nearest)))
+    return (
+        f"compute at {samples}, at which one device was not measured, by a line through {measured}"
+    )
+
+
 def _fixed_us(profile: StepProfile) -> float:
     """What no batch changes, such as the optimizer."""
     works = profile.works

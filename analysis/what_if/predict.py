@@ -12,7 +12,7 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.left_out import FARTHEST
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.what_if.band import WIDEST, Parts, by_costs, half_band, replay_parts
-from dpscope.analysis.what_if.inputs import inputs_of, place_of, setting_of
+from dpscope.analysis.what_if.inputs import batch_basis, inputs_of, place_of, setting_of
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
 from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Prediction, Scenario, Setting
@@ -22,6 +22,7 @@ from dpscope.profiling.records.finding import counted
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 # a step on several devices below this share of one device's is no data-parallel training of it
 _IMPOSSIBLE = 0.97
+_QUIET = "calibrate and measure again while no other program runs"
 _AGREE = 1.25  # times by which a run's collectives may differ from their costs without a word
 _MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
@@ -45,14 +46,15 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
     place = place_of(base, scenario)
     unanswered = Prediction(place.devices, place.nodes, scenario.batch_size)
     try:
-        if (why := base.once("refusal", lambda: _base_refusal(base))) is not None:
-            raise Missing(why + _most_saved(base, scenario.on_time))
+        refusal = base.once("refusal", lambda: _base_refusal(base))
+        if refusal is not None:
+            raise Missing(refusal + _most_saved(base, scenario.on_time))
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
         replays = [
-            _replayed(base, *profiles, setting, costs)
-            for profiles in _profiles(base, setting.on_time)
+            _replayed(base, measured, profile, setting, costs)
+            for measured, profile in _profiles(base, setting.on_time)
         ]
         return _joined(base, setting, costs, unanswered, replays)
     except Missing as unknown:
@@ -137,11 +139,13 @@ def _base_refusal(base: Base) -> str | None:
         )
     if base.devices == 1:
         return None
-    if (why := _bucket_refusal(base)) is not None:
-        return why
+    unclear = _bucket_refusal(base)
+    if unclear is not None:
+        return unclear
     alone_us = base.single_us.get(base.batch_size or 0)
     if alone_us is not None and base.step_us < _IMPOSSIBLE * alone_us:
-        times = f"{base.step_us / 1e3:.1f} ms where one takes {alone_us / 1e3:.1f} ms"
+        alone_ms = f"{alone_us / 1e3:.1f} ms"
+        times = f"{base.step_us / 1e3:.1f} ms where one takes {alone_ms}"
         return (
             f"{base.devices} devices take {times} at the same batch: something else changed between these cells, or noise is "
             "larger than the change in question: measure both again"
@@ -185,15 +189,17 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     if len(ranks) < 2:
         raise Missing(f"the lateness of rank {rank} needs its trace and another rank's; {traced}")
 
-    def pairs() -> list[tuple[StepProfile, StepProfile]]:
-        others = [profile for profile in base.every if profile.rank != rank]
-        spared = on_time(base.every, rank)
-        both = list(zip(others, spared, strict=True))
-        # A rank is late in some steps and not in others, so that a few typical ones would not do.
-        every_nth = math.ceil(len(both) / _MOST_ON_TIME)
-        return both[::every_nth]
+    return base.once(("on time", rank), lambda: _without_lateness(base, rank))
 
-    return base.once(("on time", rank), pairs)
+
+def _without_lateness(base: Base, rank: int) -> list[tuple[StepProfile, StepProfile]]:
+    """The other ranks' profiles, each with what it is once the rank is on time."""
+    others = [profile for profile in base.every if profile.rank != rank]
+    spared = on_time(base.every, rank)
+    pairs = list(zip(others, spared, strict=True))
+    # A rank is late in some steps and not in others, so that a few typical ones would not do.
+    every_nth = math.ceil(len(pairs) / _MOST_ON_TIME)
+    return pairs[::every_nth]
 
 
 def _replayed(
@@ -241,11 +247,9 @@ def _joined(
     below, above = half_band(base, setting, unsure, exposed_share, times_largest)
     low_us = step_us * math.exp(-below)
     high_us = step_us * math.exp(above)
-    if setting != base.setting and by_costs(unsure) > math.log(WIDEST):
-        band = f"{low_us / 1e3:.3g} to {high_us / 1e3:.3g} ms"
-        why = f"the 90% band would be {band}, as collectives' costs are too uncertain"
-        advice = "calibrate and measure again while no other program runs"
-        raise Missing("; ".join([why, *disagreement, advice]))
+    open_by_costs = math.exp(by_costs(unsure))
+    if setting != base.setting and open_by_costs > WIDEST:
+        raise Missing("; ".join([_too_wide(low_us, high_us), *disagreement, _QUIET]))
 
     basis += _rests_on(base, setting)
     efficiency = None
@@ -264,6 +268,12 @@ def _joined(
         rests_on=rests_on or f"the replay of {base.name}",
         limit=_core_limit(base, setting.place) or _host_bound(base),
     )
+
+
+def _too_wide(low_us: float, high_us: float) -> str:
+    low = f"{low_us / 1e3:.3g}"
+    high = f"{high_us / 1e3:.3g}"
+    return f"the 90% band would be {low} to {high} ms, as collectives' costs are too uncertain"
 
 
 def _disagreement(carried: Sequence[float]) -> list[str]:
@@ -286,8 +296,8 @@ def _efficiency(base: Base, setting: Setting, alone_us: float | None, step_us: f
     if alone_us is None:
         raise Missing("one device's step at this batch is not known")
     if step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
-        alone = f"one device's step would be {alone_us / 1e3:.3g} ms"
-        raise Missing(f"{alone}, longer than this one")
+        alone_ms = f"{alone_us / 1e3:.3g} ms"
+        raise Missing(f"one device's step would be {alone_ms}, longer than this one")
     return alone_us / step_us
 
 
@@ -305,14 +315,16 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
         alone_us = _alone_us(base, setting, costs)
         if not measured:
             return alone_us, "the base's replay without its other devices"
-        same_batch = setting_of(base, Scenario(batch_size=measured[0]))
+        batch_size = measured[0]
+        same_batch = setting_of(base, Scenario(batch_size=batch_size))
         same_batch_us = _alone_us(base, same_batch, costs)
     except Missing:
         return None, ""
     basis = "one device's measured step, scaled as its replay is"
     if alone_us == same_batch_us:
         basis = "one device's step as it was measured"
-    return alone_us * base.single_us[measured[0]] / same_batch_us, basis
+    longer = alone_us / same_batch_us
+    return longer * base.single_us[batch_size], basis
 
 
 def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
@@ -320,9 +332,8 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     alone = setting._replace(place=Place(1, 1), on_time=None)
 
     def mean_us() -> float:
-        return fmean(
-            _replayed(base, profile, profile, alone, costs).step_us for profile in base.profiles
-        )
+        changes = [_replayed(base, profile, profile, alone, costs) for profile in base.profiles]
+        return fmean(change.step_us for change in changes)
 
     return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
 
@@ -330,7 +341,10 @@ def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
 def _core_limit(base: Base, place: Place) -> str | None:
     """That a host has fewer cores than the processes that would compute on them."""
     cores = base.host_cores
-    if cores is None or min(place) <= max(cores, base.per_node):
+    if cores is None:
+        return None
+    processes = min(place)  # of a node
+    if processes <= max(cores, base.per_node):
         return None
     host = f"this host, which has {counted(cores, 'core')}"
     return f"too optimistic for {host}: each process is predicted with as many as now"
@@ -340,6 +354,9 @@ def _rests_on(base: Base, setting: Setting) -> list[str]:
     """What a prediction rests on in addition to its costs."""
     place = setting.place
     clauses = []
+    samples = setting.micro_batch
+    if samples is not None and samples != base.setting.micro_batch:
+        clauses.append(batch_basis(base, samples))
     if place.devices not in (1, base.devices):
         clauses.append(base.lateness.basis)
     if base.contention.basis and setting != base.setting:

@@ -5,13 +5,16 @@ data. Microseconds, bytes.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from dpscope.analysis.costs.cost import Links, Place
 from dpscope.analysis.what_if.lateness import Lateness
 from dpscope.analysis.what_if.replay import AS_IT_WAS, Prepared, Replay, Scale, measured_conditions
 from dpscope.analysis.what_if.step_profile import Bucketing, StepProfile
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.short_repr import short_repr
+from dpscope.profiling.records.typed_text import choose_from
+from dpscope.profiling.store.errors import DpscopeError
 
 _Result = TypeVar("_Result")
 DEFAULT_BUCKET = "default"
@@ -40,6 +43,15 @@ class Scenario:
     accumulate: int | None = None
     links: Links = AS_MEASURED
     on_time: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "per_node", "batch_size", "accumulate"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise DpscopeError(f"Scenario: {name} {value} is less than 1")
+        hooks = get_args(CommHook)
+        if self.hook is not None and self.hook not in hooks:
+            raise DpscopeError(f"Scenario: hook {self.hook}: {choose_from(self.hook, hooks)}")
 
 
 class Contention(NamedTuple):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NOTHING_PREDICTED = 3
 HELP = Help(
-    examples=("runs/mine --devices 8,16", "traces/ --link 50GB/s,100GB/s"),
+    examples=("runs/mine --devices 4,8", "traces/ --link 50GB/s,100GB/s"),
     exit_statuses=(
         ("0", "success"),
         ("2", "a mistake in the command or its input, such as a trace that is cut short"),
@@ -94,6 +94,11 @@ def whatif(request: WhatIfRequest) -> None:
     from dpscope.analysis.text.terminal import progress
     from dpscope.analysis.what_if import answer, bases, cell_errors
 
+    if options.trainings_alone({"paths": request.paths}):
+        path = request.paths[0]
+        raise DpscopeError(
+            f"{path} holds trainings alone, which trace no step: measure one with dpscope run --out {path}"
+        )
     if options.holds_run(request.paths[0]):
         if len(request.paths) > 1:
             raise DpscopeError(f"{request.paths[0]} is a run folder: give it alone")
@@ -134,6 +139,8 @@ def _print(console: "Console", answered: "RunAnswer") -> None:
     from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table
 
     first = [*answered.refusals, answered.base_line, *answered.limits]
+    if answered.hint is not None:
+        first.append(answered.hint)
     print_sentences(console, first)
     notes: tuple[str, ...] = ()
     for name, table in answered.tables.items():

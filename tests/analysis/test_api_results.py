@@ -81,8 +81,6 @@ def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
             divisor = {"[ms]": 1e3, "[s]": 1e6, "[µs]": 1.0}.get(heading.rpartition(" ")[2])
             if divisor is None:
                 continue
-            if stored == "band_ms":
-                continue  # two numbers, which are text
             assert stored.endswith("_us"), (name, stored)
             for value, text in zip(frame[stored], shown, strict=True):
                 number = text.partition(" ")[0]
@@ -109,8 +107,18 @@ def test_a_printed_job_is_its_verdict_and_the_names_of_its_tables() -> None:
     assert max(map(len, lines)) <= 120
     for name in lines[-1].partition("tables: ")[2].replace(";", ",").split(", "):
         assert hasattr(job, name), name
+    assert "verdict, ledger" in lines[-2]
+    unwrapped = " ".join(repr(job).split())
+    assert known(job.verdict.fact("cost")).text in unwrapped, "no line is cut"
     with pytest.raises(DpscopeError, match="no path is given"):
         analyze_traces([])
+
+
+def test_a_notebook_shows_the_verdict_as_a_table() -> None:
+    analysis = analyze(EXAMPLE_RUN)
+    html = analysis._repr_html_()
+    for fact in analysis.verdict.shown:
+        assert f"<th>{fact.label}</th>" in html
 
 
 def test_a_column_of_words_keeps_its_type_where_all_are_missing() -> None:

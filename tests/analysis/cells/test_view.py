@@ -11,6 +11,7 @@ from dpscope.analysis.cells.row import row_of
 from dpscope.analysis.cells.view import REGISTERED, CellView, Group, quotient
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.profiling.records.run import Cell
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.run_cells import timed_cell
 
 VIEW_OF = Cell(strategy="ddp", devices=2, batch_size=8)
@@ -21,6 +22,15 @@ def own() -> Iterator[Group]:
     """A group of a test's own columns, which are forgotten after it."""
     before = dict(REGISTERED)
     yield Group("own", "Own")
+    REGISTERED.clear()
+    REGISTERED.update(before)
+
+
+@pytest.fixture
+def user() -> Iterator[Group]:
+    """A group as a user's own columns are in."""
+    before = dict(REGISTERED)
+    yield Group("user", "User", redefinable=True)
     REGISTERED.clear()
     REGISTERED.update(before)
 
@@ -79,3 +89,28 @@ def test_every_value_of_a_row_is_known_or_has_its_reason() -> None:
         assert set(row.values) | set(row.reasons) == {column.name for column in columns()}
         assert not set(row.values) & set(row.reasons)
         assert all(row.reasons.values())
+
+
+def test_a_user_s_column_that_fails_is_named_and_no_longer_declared(user: Group) -> None:
+    @user.column("typo", "rate", "Asks for a column that does not exist")
+    def typo_per_s(cell: CellView) -> float:
+        return cell.sampels_per_s
+
+    message = "your column typo_per_s fails for ddp-d2-b8: .*did you mean samples_per_s"
+    with pytest.raises(DpscopeError, match=message):
+        typo_per_s(view())
+    assert "typo_per_s" not in REGISTERED
+    assert user.columns == []
+
+    @user.column("empty", "rate", "Returns nothing")
+    def empty_per_s(cell: CellView) -> None:
+        return None
+
+    with pytest.raises(Missing, match="the function empty_per_s returned None"):
+        empty_per_s(view())
+    assert "empty_per_s" in REGISTERED
+
+
+def test_a_quantity_that_does_not_exist_is_refused(user: Group) -> None:
+    with pytest.raises(ValueError, match="there is no quantity 'speed'; choose from text, count"):
+        user.column("x", "speed", "Of an unknown kind")  # type: ignore[arg-type]

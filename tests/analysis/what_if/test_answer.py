@@ -94,9 +94,25 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
 
 def test_the_first_row_is_the_measured_base() -> None:
     """230 us, of which 20 are exposed; one device takes 210: 91.3%."""
-    answer = run_answer(Question(BASE, COSTS), CellErrors(()), [({"hook": "fp16"}, Scenario())])
-    base, _ = answer.tables["what_if"].rows
-    assert list(base) == ["2", "1", "4", "as measured", "0.2", "measured", "0.0", "91.3"]
+    scenarios = [
+        ({"hook": "fp16"}, Scenario(hook="fp16")),
+        ({"hook": "none"}, Scenario(hook="none")),
+    ]
+    answer = run_answer(Question(BASE, COSTS), CellErrors(()), scenarios)
+    base, changed = answer.tables["what_if"].rows
+    assert list(base) == ["2", "1", "4", "as measured", "0.2", "NA", "NA", "0.0", "91.3"]
+    assert changed[3] == "fp16"
+    assert answer.hint is None
+    frame = answer.tables["what_if"].frame()
+    assert np.isnan(frame["low_us"][0])
+    prediction = answer.predictions[0].prediction
+    assert (frame["low_us"][1], frame["high_us"][1]) == (prediction.low_us, prediction.high_us)
+
+
+def test_a_question_without_a_scenario_is_answered_with_what_to_give() -> None:
+    answer = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario())])
+    assert len(answer.tables["what_if"].rows) == 1
+    assert str(answer.hint).startswith("Nothing differs from what was measured: give --devices")
 
 
 def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:
@@ -109,6 +125,6 @@ def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:
     base = replace(BASE, profiles=typical(every), every=every)
     (_, replay, *_) = facts(run_answer(Question(base, COSTS), CellErrors(()), [({}, Scenario())]))
     assert (
-        "3 of 8 traced steps of single ranks, the nearest to the median (4.0 ms on average)"
+        "of 8 traced steps of single ranks the 3 nearest to the median (4.0 ms on average) are replayed, each within"
         in replay
     )

@@ -22,6 +22,7 @@ from dpscope.analysis.what_if.step_profile import (
 )
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.links import REACHED_RATE, Interconnect, LinkRate, PairLink
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
 
@@ -260,6 +261,23 @@ def test_an_efficiency_needs_a_measured_step_of_one_device_at_the_batch() -> Non
         found = question(replace(BASE, single_us=unmeasured))
         assert found.efficiency is None
         assert "no efficiency: no step of one device was measured" in str(found.rests_on)
+
+
+def test_a_batch_that_one_device_was_not_measured_at_is_said_to_rest_on_a_line() -> None:
+    three = replace(HEAVY, single_us={4: 210.0, 8: 360.0, 16: 660.0})
+    basis = "compute at 6 samples, at which one device was not measured, by a line through 4 and 8"
+    assert basis in str(predict(three, Scenario(batch_size=6), COSTS).rests_on)
+    measured = predict(three, Scenario(batch_size=8), COSTS).rests_on
+    assert "compute at 8 samples by one device's measured step" in str(measured)
+    alone = predict(replace(HEAVY, single_us={4: 210.0}), Scenario(batch_size=8), COSTS).rests_on
+    assert "compute at 8 samples by their number" in str(alone)
+
+
+def test_a_scenario_that_cannot_be_is_refused_when_it_is_made() -> None:
+    with pytest.raises(DpscopeError, match="devices -3 is less than 1"):
+        Scenario(devices=-3)
+    with pytest.raises(DpscopeError, match="hook int8: choose from none, fp16, bf16, powersgd"):
+        Scenario(hook="int8")
 
 
 def question(base: Base = BASE, **scenario: object) -> Prediction:

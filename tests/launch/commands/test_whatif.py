@@ -62,6 +62,13 @@ def test_a_slower_link_or_more_devices_are_no_improvement() -> None:
         assert "all-reduces took " in prediction["rests_on"]
 
 
+def test_trainings_alone_are_no_base() -> None:
+    refused = whatif(DATA / "trained_tiny", "--devices", "4")
+    assert "trained_tiny holds trainings alone, which trace no step: measure" in str(
+        refused.exception
+    )
+
+
 @pytest.mark.parametrize("name", ["steps.csv", "none.TSV"])
 def test_a_table_is_for_another_command(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("ranks,step_ms\n1,100\n2,104\n")
