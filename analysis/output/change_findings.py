@@ -22,25 +22,25 @@ from dpscope.profiling.records.run import Manifest
 from dpscope.profiling.records.run_codes import RunCode
 
 _MOST_NAMED = 3  # cells in the first line
+_ORDER: tuple[Outcome, ...] = ("slower", "faster", "not judged", "same")  # of it
 
 
 def headline(changes: Sequence[Change], reasons: Sequence[Finding] = ()) -> str:
-    """The answer in one line, what decides the exit status first: a regression, why nothing is
-    judged (`reasons`, then cells), then what else got slower or faster and by how much.
+    """The answer in one line: why nothing is judged (`reasons`), then what got slower or faster and
+    by how much, then which cells are not judged or the same.
     """
     steps = [change for change in changes if change.is_step]
     steps.sort(key=_size, reverse=True)
     by_outcome = grouped((change.outcome, change) for change in steps)
-    order: list[Outcome] = ["not judged", "slower", "faster", "same"]
-    if any(change.is_regression for change in steps):
-        order = ["slower", "not judged", "faster", "same"]
-    first, *others = (outcome for outcome in order if outcome in by_outcome)
+    first, *others = (outcome for outcome in _ORDER if outcome in by_outcome)
     answer = _named(by_outcome[first], first)
     for outcome in others:
-        answer += f"; {outcome}: {len(by_outcome[outcome])} of {len(steps)}"
-    why = "; ".join(reason.message for reason in reasons)
+        cells = [change.cell for change in by_outcome[outcome]]
+        names = listed(cells, _MOST_NAMED)
+        answer += f"; {outcome}: {len(cells)} of {len(steps)} ({names})"
     if not reasons:
         return f"{first.capitalize()}: {answer}."
+    why = "; ".join(reason.message for reason in reasons)
     if first == "not judged":
         return f"Not judged: {why}; {answer}."
     return f"Not judged: {why}. {first.capitalize()}: {answer}."
@@ -48,15 +48,16 @@ def headline(changes: Sequence[Change], reasons: Sequence[Finding] = ()) -> str:
 
 def _named(cells: Sequence[Change], outcome: Outcome) -> str:
     """Cells of one outcome, and how a slowdown that is no regression relates to --fail-over."""
-    answer = ", ".join(map(str, cells[:_MOST_NAMED]))
-    if len(cells) > _MOST_NAMED:
-        answer += f" and {len(cells) - _MOST_NAMED} more"
+    answer = listed(cells, _MOST_NAMED)
     if outcome != "slower" or any(change.is_regression for change in cells):
         return answer
     limit = cells[0].fail_over
-    may_exceed = any((change.ratio.high or 1.0) > 1 + limit for change in cells)
-    words = "not shown to exceed" if may_exceed else "by less than"
-    return f"{answer}, {words} --fail-over {show_share(limit)}"
+    share = show_share(limit)
+    for change in cells:
+        largest = change.ratio.high or 1.0
+        if largest > 1 + limit:
+            return f"{answer}, not shown to exceed --fail-over {share}"
+    return f"{answer}, by less than --fail-over {share}"
 
 
 def _size(change: Change) -> float:
@@ -81,11 +82,14 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         cells = ", ".join(missed.cell for missed in hidden)
         slowdown = show_share(hidden[0].fail_over)
         hidden.sort(key=lambda missed: missed.detectable or 0.0)
-        shares = dict.fromkeys(show_share(missed.detectable) for missed in (hidden[0], hidden[-1]))
-        yield RunCode.NOT_COMPARED.finding(
-            f"{cells} not judged: these {_repeats(hidden[0])} can detect {' to '.join(shares)}, not {slowdown}",
-            _more_repeats(hidden[-1]),
-        )
+        quietest = hidden[0]
+        noisiest = hidden[-1]
+        ends = (show_share(quietest.detectable), show_share(noisiest.detectable))
+        shares = " to ".join(dict.fromkeys(ends))
+        repeats = _repeats(quietest)
+        message = f"{cells} not judged: these {repeats} can detect {shares}, not {slowdown}"
+        advice = _more_repeats(noisiest, len(hidden))
+        yield RunCode.NOT_COMPARED.finding(message, advice)
 
 
 _MORE_STEPS = "time 5 repeats or more in both runs (--repeats), of 5 steps in all or more (--steps)"
@@ -95,14 +99,21 @@ _MORE_JOBS = (
 )
 
 
-def _more_repeats(change: Change) -> str:
-    """More repeats than a change has, if they detect the slowdown that it is judged by."""
-    repeats, detectable = change.with_more_repeats()
-    sides = f"{repeats} {_repeats(change)} per side"
-    shown = show_share(detectable)
-    if detectable > change.fail_over:
-        return f"{sides} would still detect only {shown}: raise --fail-over, or make the machine quieter"
-    return f"measure {sides}, which would detect {shown}, or raise --fail-over"
+def _more_repeats(noisiest: Change, cells: int) -> str:
+    """More repeats than the noisiest of so many cells has, if they detect the slowdown that it is
+    judged by.
+    """
+    repeats, detectable = noisiest.with_more_repeats()
+    sides = f"{repeats} {_repeats(noisiest)} per side"
+    where = ""
+    if cells > 1:
+        where = " in the noisiest cell"
+    now = show_share(noisiest.detectable)
+    then = show_share(detectable)
+    detects = f"detect {then}{where}, where these detect {now}"
+    if detectable > noisiest.fail_over:
+        return f"{sides} would {detects}: raise --fail-over, or make the machine quieter"
+    return f"measure {sides}, which would {detects}, or raise --fail-over"
 
 
 def _repeats(change: Change) -> str:

@@ -54,7 +54,7 @@ from dpscope.analysis.text.text_table import (
     render,
     table_of,
 )
-from dpscope.analysis.text.units import Unit, sentence, show_share
+from dpscope.analysis.text.units import Unit, sentence, show_chance, show_share
 from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import (
@@ -194,7 +194,7 @@ def print_comparison(
     slowdown, or a cell or repeats of it are missing; a table begins with the reason, for other formats it goes to standard
     error. With `force` settings and models may differ.
 
-    Raises DpscopeError for other models, NotComparableError where nothing is common.
+    Raises DpscopeError for other models, and where nothing is common.
     """
     if all(holds_epochs(path) and not is_run_folder(path) for path in (earlier, later)):
         alone = "measured steps, and these folders hold trainings alone; omit it"
@@ -209,6 +209,10 @@ def print_comparison(
     before, compared, unlike = _as_one_cell(before, after)
     with progress(f"Comparing {before.path} with {after.path}"):
         found = _judge(before, compared, share, force, unlike)
+    if unlike and not force:  # by what their parts differ says nothing
+        sizes = "; ".join(finding.message for finding in unlike)
+        answer = f"Not judged, as these are not the same job: {sizes}."
+        found = replace(found, answer=answer, steps=())
     if output_format in _PRINTERS:
         with progress("Comparing cells"):
             found = replace(found, after=verdict_of(after))
@@ -243,11 +247,10 @@ def _first_lines(found: Judgement) -> Verdict:
 
 def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, RunData, list[Finding]]:
     """Traces of two jobs as one cell that has their folders' names, since their common ranks
-    compare; and that their sizes differ, if they do. Raises NotComparableError
-    for a run and traces.
+    compare; and that their sizes differ, if they do. Raises DpscopeError for a run and traces.
     """
     if (before.recorded is None) != (after.recorded is None):
-        raise NotComparableError(
+        raise DpscopeError(
             f"{before.path} and {after.path}: one is a run and the other traces alone, whose steps the tracer alone timed; "
             "name two runs, or the traces of two jobs"
         )
@@ -413,7 +416,7 @@ def _compare_learning(
         _check_names(before, after, first.manifest.config, second.manifest.config, models)
     findings = _print_learning_changes(first, second, output_format, console, force)
     if findings is None:
-        raise NotComparableError(
+        raise DpscopeError(
             f"{before} and {after} trained no cell alike: nothing to compare; name others"
         )
     return NOT_COMPARABLE if findings and not force else NO_REGRESSION
@@ -455,7 +458,7 @@ _VALUES = (
 _STEP_FIELDS = (
     Field("cell", "cell"),
     *_VALUES,
-    Field("chance slower", lambda one: show_share(one.chance_slower)),
+    Field("chance slower", lambda one: show_chance(one.chance_slower)),
     Field("can detect", lambda one: show_share(one.detectable)),
 )
 _PART_FIELDS = (

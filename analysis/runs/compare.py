@@ -11,7 +11,7 @@ from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.text.units import show_share
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.store.errors import NotComparableError
+from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 
 Outcome = Literal["slower", "faster", "same", "not judged", "not significant", "no interval"]
 
@@ -138,12 +138,12 @@ def compare_runs(before: RunData, after: RunData, fail_over: float = DEFAULT_SHA
     traced windows.
 
     The intervals know the spread between repeats from all of these cells in both runs, each
-    quantity from its own. Raises NotComparableError when the runs have no measured cell in common.
+    quantity from its own. Raises DpscopeError when the runs have no measured cell in common.
     """
     later = {data.name: data for data in after.measured}
     earlier = [data for data in before.measured if data.name in later]
     if not earlier:
-        raise NotComparableError(
+        raise DpscopeError(
             f"{before.path} and {after.path} have no measured cell in common: compare runs of the same "
             "strategies, devices and batches"
         )

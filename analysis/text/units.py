@@ -187,6 +187,17 @@ def show_share(value: float | None) -> str:
     return f"{value:.1%}" if near_an_end else f"{value:.0%}"
 
 
+def show_chance(value: float | None) -> str:
+    """As `show_share`, and not ``0.0%`` of what is possible.
+
+    >>> show_chance(0.0002), show_chance(0.3)
+    ('under 0.1%', '30%')
+    """
+    if value is not None and 0 <= value < 0.001:
+        return "under 0.1%"
+    return show_share(value)
+
+
 def sentence(text: str) -> str:
     """The text with a full stop, and a capital unless it begins with a name such as ddp-d2-b4."""
     stripped = one_line(text).strip()

@@ -16,7 +16,7 @@ from rich.console import Console
 from dpscope.analysis.output.changes import print_comparison, verdict_of
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.records.run import ParameterSizes
-from dpscope.profiling.store.errors import DpscopeError, NotComparableError
+from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 
@@ -242,9 +242,9 @@ def test_different_models_and_nothing_in_common_are_refused(tmp_path: Path) -> N
         print_comparison(before, after, None, "table", QUIET)
     assert (raised.value.exit_status, "\n" in str(raised.value)) == (2, False)
     assert print_comparison(before, after, VISIBLE, "table", QUIET, force=True) == 0
-    with pytest.raises(NotComparableError, match="no measured cell in common") as nothing:
+    with pytest.raises(DpscopeError, match="no measured cell in common") as nothing:
         print_comparison(before, run_of(tmp_path / "ddp", DDP), None, "table", QUIET)
-    assert nothing.value.exit_status == 3
+    assert nothing.value.exit_status == 2
 
 
 def test_not_compared_is_of_cells_that_no_repeat_can_judge(
@@ -334,6 +334,18 @@ def test_a_planned_cell_without_repeats_is_not_judged(
     content = json.loads(capsys.readouterr().out)
     assert content["answer"].startswith(f"Not judged: {damaged}: {DDP}: 0 of 2 repeats measured")
     assert [one["code"] for one in content["findings"]].count("repeats_missing") == 1
+
+
+@pytest.mark.long
+def test_traces_of_jobs_of_other_sizes_are_not_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = (DATA / "compiled_ddp", DATA / "v100x8_ddp_dlrm")
+    assert print_comparison(*pair, None, "json", QUIET) == 3
+    content = json.loads(capsys.readouterr().out)
+    assert content["answer"].startswith("Not judged, as these are not the same job: ")
+    assert "%" not in content["answer"]
+    assert content["step_changes"] == []
 
 
 @pytest.mark.long

@@ -127,12 +127,13 @@ def test_the_first_line_answers_by_how_much() -> None:
     assert headline([barely]) == "Slower: b +3.0% (+1.0% to +5.0%), by less than --fail-over 5.0%."
     every = headline([same, faster, barely, unknown, slower])
     expected = "Slower: a +30% (+25% to +35%), b +3.0% (+1.0% to +5.0%)"
-    assert every == f"{expected}; not judged: 1 of 5; faster: 1 of 5; same: 1 of 5."
-    assert headline([unknown, faster]) == "Not judged: e +10% (no interval); faster: 1 of 2."
-    assert headline([barely, unknown]).startswith("Not judged: e ")
+    assert every == f"{expected}; faster: 1 of 5 (c); not judged: 1 of 5 (e); same: 1 of 5 (d)."
+    news = "Faster: c -20% (-30% to -10%); not judged: 1 of 2 (e)."
+    assert headline([unknown, faster]) == news
+    assert headline([unknown, same]).startswith("Not judged: e ")
     wide = change_of("f", 1.03, 1.004, 1.063)
     assert headline([wide]).endswith("+6.3%), not shown to exceed --fail-over 5.0%.")
     assert headline([unknown]) == "Not judged: e +10% (no interval)."
-    assert (
-        headline([same] * 5) == f"Same: {', '.join(['d +0.1% (-1.0% to +1.2%)'] * 3)} and 2 more."
-    )
+    one = "d +0.1% (-1.0% to +1.2%)"
+    assert headline([same] * 5) == f"Same: {one}, {one}, {one} and 2 more."
+    assert headline([same] * 4) == f"Same: {one}, {one}, {one}, {one}.", "the last is not hidden"
