@@ -12,12 +12,12 @@ import msgspec
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.collective_forecast import forecasts
-from dpscope.analysis.text.terminal import print_findings, print_table
+from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
+from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.store.errors import DpscopeError
 
 _NOTES = (
@@ -53,17 +53,24 @@ def print_forecasts(
         }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
-    for collective in dict.fromkeys(prediction.collective for prediction in predictions):
-        own = [prediction for prediction in predictions if prediction.collective == collective]
-        sources = dict.fromkeys(
-            f"{counted(answer.devices, 'device')}: {answer.source}" for answer in own
-        )
-        notes = _NOTES if any(answer.basis == "predicted" for answer in own) else ()
-        print_table(
-            console,
-            table_of(f"{collective} by device count and size", _FIELDS, own, (*sources, *notes)),
-        )
+    by_collective = grouped((prediction.collective, prediction) for prediction in predictions)
+    for collective, rows in by_collective.items():
+        known = [row for row in rows if row.time_us is not None]
+        notes = list(dict.fromkeys(map(_source, rows)))
+        if any(row.basis == "predicted" for row in known):
+            notes += [*_NOTES]
+        if known:
+            title = f"{collective} by device count and size"
+            print_table(console, table_of(title, _FIELDS, known, notes))
+        else:
+            print_sentences(console, [f"{collective}: {note}" for note in notes])
     print_findings(console, findings)
+
+
+def _source(row: CollectiveForecast) -> str:
+    """What a time rests on, or why it is not known."""
+    devices = counted(row.devices, "device")
+    return f"{devices}: {row.source}"
 
 
 _FIELDS = (

@@ -2,14 +2,16 @@
 is not known.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
-from dpscope.analysis.output.collective_forecast import parse_counts
+from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.nccl_logs import COUNTS, SHAPES, Cluster, log_text
@@ -117,3 +119,18 @@ def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -
 def test_counts_that_are_none_are_one_line(text: str) -> None:
     with pytest.raises(DpscopeError, match="write device counts"):
         parse_counts(text)
+
+
+def test_counts_that_are_not_known_are_a_note_and_no_rows(tmp_path: Path) -> None:
+    """One node shows nothing of several: 64 devices have one line, whatever the sizes."""
+    calibration = calibrated(tmp_path, {2: {MIB: 100.0, 4 * MIB: 300.0}})
+    console = Console(file=io.StringIO(), width=200)
+    print_forecasts(calibration, [2, 64], "table", console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = (line for line in shown.splitlines() if line.startswith("64"))
+    assert line.startswith("64 devices: not known: ")
+    assert sum(line.startswith("2 ") for line in shown.splitlines()) == 3  # two rows and a note
+    alone = Console(file=io.StringIO(), width=200)
+    print_forecasts(calibration, [64], "table", alone)
+    (line,) = alone.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.startswith("all_reduce: 64 devices: not known: ")
