@@ -71,10 +71,10 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     steps = [change for change in changes if change.is_step]
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if without:
+        names = ", ".join(without)
         advice = _MORE_JOBS if steps[0].quantity == TRACED_STEP else _MORE_STEPS
         yield RunCode.NOT_COMPARED.finding(
-            f"{', '.join(without)} cannot be judged: no interval, as repeats or steps are too few or repeats lie too "
-            "far apart",
+            f"{names} cannot be judged: no interval, as repeats or steps are too few or repeats lie too far apart",
             advice,
         )
     hidden = [change for change in steps if change.hides_slowdown]
@@ -126,11 +126,14 @@ def lost_findings(before: RunData, after: RunData, reported: Collection[str]) ->
     `reported` are cells whose missing repeats have a finding.
     """
     there = {data.name for data in after.measured} | set(reported)
-    if lost := [data.name for data in before.measured if data.name not in there]:
-        yield RunCode.NOT_COMPARED.finding(
-            f"{', '.join(lost)} not measured in {after.path}",
-            "measure the same cells in both runs, or find out why they failed in the second",
-        )
+    lost = [data.name for data in before.measured if data.name not in there]
+    if not lost:
+        return
+    names = ", ".join(lost)
+    yield RunCode.NOT_COMPARED.finding(
+        f"{names} not measured in {after.path}",
+        "measure the same cells in both runs, or find out why they failed in the second",
+    )
 
 
 def lost_repeats(run: RunData, other: RunData) -> dict[str, list[Finding]]:
@@ -142,10 +145,15 @@ def lost_repeats(run: RunData, other: RunData) -> dict[str, list[Finding]]:
     cells = {data.name for data in other.measured}
     lost = {}
     for name, count in measured_repeats(run).items():
+        if name not in cells:
+            continue
         job = run.cells[name]
-        lacking = [one for one in job.findings if one.code == RunCode.REPEATS_MISSING.code]
-        lacking = lacking or list(_fewer_than_planned(run.recorded, job, count))
-        if lacking and name in cells:
+        lacking = [
+            finding for finding in job.findings if finding.code == RunCode.REPEATS_MISSING.code
+        ]
+        if not lacking:
+            lacking = list(_fewer_than_planned(run.recorded, job, count))
+        if lacking:
             lost[name] = lacking
     return lost
 
@@ -154,15 +162,18 @@ def _fewer_than_planned(manifest: Manifest, job: Job, count: int) -> Iterator[Fi
     measurement = manifest.config.measurement
     planned = manifest.repeats_by_cell.get(job.name, measurement.repeats)
     if count < planned:
-        measured = f"{count} of {counted(planned, 'repeat')} measured"
+        repeats = counted(planned, "repeat")
+        measured = f"{count} of {repeats} measured"
         yield RunCode.REPEATS_MISSING.finding(measured, about=job.name)
     timed = job.tables.samples.having("measuring_pass", "timed")
     if measurement.steps is None or not len(timed) or job.rank.attached is not None:
         return
-    fewest = int(timed.group("repeat", "rank").sizes.min())
+    counts = timed.group("repeat", "rank").sizes
+    fewest = int(counts.min())
     if fewest < measurement.steps:
-        steps = f"a repeat has {fewest} of {counted(measurement.steps, 'timed step')}"
-        yield RunCode.REPEATS_MISSING.finding(steps, MEASURE_AGAIN, about=job.name)
+        planned_steps = counted(measurement.steps, "timed step")
+        message = f"a repeat has {fewest} of {planned_steps}"
+        yield RunCode.REPEATS_MISSING.finding(message, MEASURE_AGAIN, about=job.name)
 
 
 def error_findings(run: RunData) -> list[Finding]:
@@ -174,16 +185,19 @@ def by_kind(run: RunData, findings: Iterable[Finding]) -> Iterator[Finding]:
     """A run's findings, those of one code and next step as one that names the run."""
     kinds = grouped(((finding.code, finding.next_step), finding) for finding in findings)
     for alike in kinds.values():
-        messages = listed(list(dict.fromkeys(finding.message for finding in alike)), _MOST_NAMED)
-        yield msgspec.structs.replace(alike[0], message=f"{run.path}: {messages}", about="")
+        messages = dict.fromkeys(finding.message for finding in alike)
+        named = listed(list(messages), _MOST_NAMED)
+        message = f"{run.path}: {named}"
+        yield msgspec.structs.replace(alike[0], message=message, about="")
 
 
 def or_forced(differ: Sequence[Finding]) -> list[Finding]:
     """Findings about other settings, with the option that judges in spite of them."""
-    return [
-        msgspec.structs.replace(finding, next_step=f"{finding.next_step}; or judge with --force")
-        for finding in differ
-    ]
+    forced = []
+    for finding in differ:
+        advice = f"{finding.next_step}; or judge with --force"
+        forced.append(msgspec.structs.replace(finding, next_step=advice))
+    return forced
 
 
 def unlike_findings(
@@ -191,28 +205,40 @@ def unlike_findings(
 ) -> Iterator[Finding]:
     """Other numbers of repeats, and parts of traced steps that one run lacks."""
     steps = [change for change in changes if change.is_step]
-    counts = grouped(
-        (tuple(noise.repeats for noise in change.noises), change.cell)
-        for change in steps
-        if change.noises is not None
-    )
+    yield from _other_repeats(steps)
+    lacking: dict[str, list[str]] = {}
+    for change in steps:
+        earlier = before.cells[change.cell]
+        later = after.cells[change.cell]
+        parts = ", ".join(parts_of_one(earlier, later))
+        lacking.setdefault(parts, []).append(change.cell)
+    for parts, cells in lacking.items():
+        if not parts:
+            continue
+        yield RunCode.NOT_COMPARED.finding(
+            f"{parts} of the traced step known in one run alone, so not compared",
+            "trace the same cells in both runs",
+            about=", ".join(cells),
+        )
+
+
+def _other_repeats(steps: Sequence[Change]) -> Iterator[Finding]:
+    """Other numbers of repeats on the two sides."""
+    counts: dict[tuple[int, int], list[str]] = {}
+    for change in steps:
+        if change.noises is None:
+            continue
+        before, after = change.noises
+        counts.setdefault((before.repeats, after.repeats), []).append(change.cell)
     for (earlier, later), cells in counts.items():
-        if earlier != later:
-            kind = "job" if steps[0].quantity == TRACED_STEP else "repeat"
-            yield PlanCode.SETTINGS_DIFFER.finding(
-                f"{counted(earlier, kind)} before, {later} after",
-                about=", ".join(cells),
-                severity="info",
-            )
-    pairs = [(before.cells[change.cell], after.cells[change.cell]) for change in steps]
-    missing = grouped((", ".join(parts_of_one(*pair)), pair[0].name) for pair in pairs)
-    for parts, cells in missing.items():
-        if parts:
-            yield RunCode.NOT_COMPARED.finding(
-                f"{parts} of the traced step known in one run alone, so not compared",
-                "trace the same cells in both runs",
-                about=", ".join(cells),
-            )
+        if earlier == later:
+            continue
+        kind = "job" if steps[0].quantity == TRACED_STEP else "repeat"
+        yield PlanCode.SETTINGS_DIFFER.finding(
+            f"{counted(earlier, kind)} before, {later} after",
+            about=", ".join(cells),
+            severity="info",
+        )
 
 
 def setting_findings(before: RunData, after: RunData) -> list[Finding]:
@@ -231,12 +257,17 @@ def model_differences(before: RunData, after: RunData) -> list[ConditionDifferen
     two models.
     """
     later = {data.name: data for data in after.measured}
-    pairs = [(data, later[data.name]) for data in before.measured if data.name in later]
     differences = []
-    for earlier, changed in pairs:
-        (_, then), (_, now) = earlier.ranks[0], changed.ranks[0]
-        for what in ("parameter_count", "parameter_bytes", "gradient_bytes"):
-            sizes = (getattr(then.model, what), getattr(now.model, what))
-            if sizes[0] != sizes[1]:
-                differences.append(ConditionDifference(what.replace("_", " "), *sizes))
-    return list(dict.fromkeys(differences))
+    for earlier in before.measured:
+        changed = later.get(earlier.name)
+        if changed is None:
+            continue
+        then = earlier.rank.model
+        now = changed.rank.model
+        differences += [
+            ConditionDifference("parameter count", then.parameter_count, now.parameter_count),
+            ConditionDifference("parameter bytes", then.parameter_bytes, now.parameter_bytes),
+            ConditionDifference("gradient bytes", then.gradient_bytes, now.gradient_bytes),
+        ]
+    unequal = [difference for difference in differences if difference.then != difference.now]
+    return list(dict.fromkeys(unequal))
