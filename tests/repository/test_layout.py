@@ -46,7 +46,7 @@ analysis/training: analysis/{stats,text} profiling/{machine,records,store}
 analysis/runs: analysis/{stats,text,training} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
 analysis/cells: analysis/{costs,runs,stats,text,training} analysis/traces/{ranks,reading,steps}
-  profiling/{machine,records}
+  profiling/{machine,records,store}
 analysis/figures: analysis/{cells,costs,runs,stats,text,training} analysis/traces/{ranks,reading} profiling/{records,store}
 analysis/what_if: analysis/{cells,costs,figures,runs,stats,text} analysis/traces/{ranks,reading,steps}
   profiling/{machine,records,store}
