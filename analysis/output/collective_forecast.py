@@ -4,14 +4,16 @@ size.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import wrong_results
+from dpscope.analysis.costs.calibration_fit import is_noisy
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
 from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
 from dpscope.analysis.text.text_table import Field, table_of
@@ -58,13 +60,29 @@ def print_forecasts(
         known = [row for row in rows if row.time_us is not None]
         notes = list(dict.fromkeys(map(_source, rows)))
         if any(row.basis == "predicted" for row in known):
-            notes += [*_NOTES]
+            notes = [*_noise(calibration, collective), *notes, *_NOTES]
         if known:
             title = f"{collective} by device count and size"
             print_table(console, table_of(title, _FIELDS, known, notes))
         else:
             print_sentences(console, [f"{collective}: {note}" for note in notes])
     print_findings(console, findings)
+
+
+def _noise(calibration: Calibration, collective: str) -> Iterator[str]:
+    """For each count whose times are too noisy to extrapolate, how far they spread at one size."""
+    for fit in calibration.fits:
+        if fit.collective != collective or fit.statistic != "slowest" or not is_noisy(fit):
+            continue
+        devices = counted(fit.devices, "device")
+        spreads = []
+        for point in calibration.points:
+            if (point.collective, point.devices) == (collective, fit.devices):
+                spreads.append((max(point.times_us) / min(point.times_us), point))
+        _, widest = max(spreads, key=itemgetter(0))
+        least, most = show_time(min(widest.times_us)), show_time(max(widest.times_us))
+        size = show_bytes(widest.size_bytes)
+        yield f"too noisy to extrapolate: on {devices} the times of {size} spread from {least} to {most}"
 
 
 def _source(row: CollectiveForecast) -> str:

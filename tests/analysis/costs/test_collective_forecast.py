@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.costs.calibration_files import calibration_from_logs
+from dpscope.analysis.costs.calibration_files import calibration_from_logs, load_calibration
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
 from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.nccl_logs import COUNTS, SHAPES, Cluster, log_text
+from tests.helpers.paths import ROOT
 
 MIB = 1 << 20
 
@@ -134,3 +135,17 @@ def test_counts_that_are_not_known_are_a_note_and_no_rows(tmp_path: Path) -> Non
     print_forecasts(calibration, [64], "table", alone)
     (line,) = alone.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert line.startswith("all_reduce: 64 devices: not known: ")
+
+
+def test_a_noisy_calibration_is_called_too_noisy_to_extrapolate(tmp_path: Path) -> None:
+    """The example's all-reduces of 4 kB took 0.39 to 5.7 ms; its broadcasts are quiet."""
+    noisy = load_calibration(ROOT / "examples" / "run_cpu" / "calibration.json")
+    console = Console(file=io.StringIO(), width=200)
+    print_forecasts(noisy, [2, 4], "table", console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (note,) = (line for line in lines if line.startswith("too noisy to extrapolate"))
+    assert "on 2 devices the times of 4.10 kB spread from 388" in note
+    assert note.endswith("to 5.72 ms")
+    measured = Console(file=io.StringIO(), width=200)
+    print_forecasts(noisy, [2], "table", measured)
+    assert "too noisy" not in measured.file.getvalue()  # type: ignore[attr-defined]
