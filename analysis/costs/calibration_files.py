@@ -23,7 +23,7 @@ from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.files import decodes, read_json
 from dpscope.profiling.store.folders import CALIBRATION_NAME
 
 
@@ -38,10 +38,15 @@ def load_calibration(path: Path) -> Calibration:
     """Read what `dpscope calibrate` wrote (a run folder or the file itself); raises DpscopeError
     for a file of another kind.
     """
-    calibration = read_json(calibration_path(path), Calibration)
+    file = calibration_path(path)
+    if file.exists() and not decodes(file, Calibration):
+        raise DpscopeError(
+            f"{file} is no calibration that this dpscope reads; dpscope calibrate writes one"
+        )
+    calibration = read_json(file, Calibration)
     if calibration.schema_version != CALIBRATION_SCHEMA_VERSION:
         raise DpscopeError(
-            f"{calibration_path(path)} has schema version {calibration.schema_version}, this dpscope reads "
+            f"{file} has schema version {calibration.schema_version}, this dpscope reads "
             f"{CALIBRATION_SCHEMA_VERSION}; calibrate again"
         )
     return fit_calibration(calibration)

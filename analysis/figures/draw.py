@@ -57,7 +57,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "answers",
         lambda of: step.measured_and_estimated(of.comparison),
         "Communication per step",
-        "Measured communication of traced steps (stacked) against the shortcuts.",
+        "Measured communication of traced steps (stacked; its interval is of the exposed part) against the shortcuts.",
         {
             "hidden": "Hidden: the device computes meanwhile. All else is exposed.",
             "$t_N(b) - t_1(b)$": "The subtraction compares untraced steps and can be negative.",

@@ -21,6 +21,7 @@ from dpscope.analysis.text.units import Unit, choose_unit, show
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
+from dpscope.analysis.traces.reading.event_table import FloatColumn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,20 +91,40 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     first = places - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)
     style.bar_rows(axes, first, parts, _BAR * 0.9)
+    hidden, exposed = (_lengths(rows, name) for name in ("hidden_us", "exposed_us"))
+    _whiskers(axes, first, rows, "exposed_us", (hidden + exposed) / unit.divisor, unit)
     for index, (column, label) in enumerate(shortcuts.items(), start=1):
-        values = [row.number(column) for row in rows]
-        lengths = np.array(values, dtype=float) / unit.divisor
+        lengths = _lengths(rows, column) / unit.divisor
         beside = first + _BAR * index
         style.bar_rows(axes, beside, {label: lengths}, _BAR * 0.9)
-        if interval_ends(column)[0] in REGISTERED:
-            low, high = ([row.number(name) for row in rows] for name in interval_ends(column))
-            spread = whiskers(values, low, high) / unit.divisor
-            axes.errorbar(lengths, beside, xerr=spread, fmt="none", **_WHISKER)
+        _whiskers(axes, beside, rows, column, lengths, unit)
     axes.set_yticks(places, [row.cell for row in rows])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     style.downwards(axes, f"time per step [{unit.label}]")
     return figure
+
+
+def _lengths(rows: Sequence[CellRow], column: str) -> FloatColumn:
+    """Values of the cells; NaN where one is missing."""
+    return np.array([row.number(column) for row in rows], dtype=float)
+
+
+def _whiskers(
+    axes: Axes,
+    places: FloatColumn,
+    rows: Sequence[CellRow],
+    column: str,
+    ends: FloatColumn,
+    unit: Unit,
+) -> None:
+    """The interval of a column, where it has one, at the `ends` of bars."""
+    if interval_ends(column)[0] not in REGISTERED:
+        return
+    names = (column, *interval_ends(column))
+    values, low, high = ([row.number(name) for row in rows] for name in names)
+    spread = whiskers(values, low, high) / unit.divisor
+    axes.errorbar(ends, places, xerr=spread, fmt="none", **_WHISKER)
 
 
 MOST_GAPS = 3

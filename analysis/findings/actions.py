@@ -94,7 +94,8 @@ class Action:
         if not self.is_significant:
             return f"{part} (not significant): {self.advice}"
         scale = Scale([self.time_us, self.step_us])
-        own, step = scale.number(self.time_us), scale.time(self.step_us)
+        own = scale.number(self.time_us)
+        step = scale.time(self.step_us)
         share = percent(self.share)
         of_step = f"{own} of {step}, {share}"
         return f"{part} ({of_step}): {self.advice}"
@@ -102,11 +103,16 @@ class Action:
 
 @dataclass(frozen=True)
 class Next:
-    """The fact, and of its first action the part of the step and how long that is."""
+    """The fact, the parts of the step that its actions are about, and how long the first is."""
 
     fact: Fact
-    part: str | None = None
+    parts: tuple[str, ...] = ()
     saves_us: float | None = None
+
+    @property
+    def part(self) -> str | None:
+        """That of the first action."""
+        return next(iter(self.parts), None)
 
 
 def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
@@ -123,8 +129,9 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
         if situation.noisy:
             purpose = f"Close other programs and measure more repeats ({option})"
         lines.insert(0, purpose)
-    if situation.not_split is not None and found.part == IDLE:
-        lines.append(capital(situation.not_split.next_step))
+    not_split = situation.not_split
+    if not_split is not None and found.parts == (IDLE,):
+        lines.append(capital(not_split.next_step))
     late = situation.late
     if late is not None and not late.significant:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
@@ -162,17 +169,17 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
             "Nothing stands out: no waiting or communication could be removed",
             f"{TRACED}; no interval",
         )
+    named = [first]
     if first.share < NOTABLE_SAVING:
         of_step = f"{time(first.time_us)} ({first.share:.1%} of the step)"
         lines: tuple[str, ...] = (
             f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}",
         )
     else:
-        second = [
-            following for following in actions[1:2] if following.time_us >= _AS_MUCH * first.time_us
-        ]
-        lines = (first.line, *(following.line for following in second))
-    return Next(Fact("next", "NEXT", lines, first.basis), first.part, first.time_us)
+        named += [second for second in actions[1:2] if second.time_us >= _AS_MUCH * first.time_us]
+        lines = tuple(action.line for action in named)
+    parts = tuple(action.part for action in named)
+    return Next(Fact("next", "NEXT", lines, first.basis), parts, first.time_us)
 
 
 def _said(line: str, basis: str = "not measured") -> Next:
@@ -184,7 +191,8 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> str | None:
     higher by both intervals.
     """
     chosen = situation.chosen
-    rate, batch = chosen.samples_per_s, chosen.batch_size
+    rate = chosen.samples_per_s
+    batch = chosen.batch_size
     if rate is None or batch is None:
         return None
     at_most = chosen.number("samples_per_s_high") or math.inf
@@ -221,7 +229,8 @@ def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
 
 
 def _of_idle(situation: Situation, ledger: Ledger) -> str:
-    unlaunched_us, idle_us = ledger.unlaunched_us, ledger.idle_us or 0.0
+    unlaunched_us = ledger.unlaunched_us
+    idle_us = ledger.idle_us or 0.0
     if situation.launch_bound:
         return (
             "the step is launch-bound; larger batch, or fewer launches (torch.compile, CUDA graphs)"
@@ -299,7 +308,8 @@ def _to_split(not_split: NotSplit | None) -> str:
 
 
 def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[Action]:
-    late, step_us = situation.late, ledger.traced_step_us
+    late = situation.late
+    step_us = ledger.traced_step_us
     turns = f" ({situation.last.turns})" if situation.last is not None else ""
     compare = f"no rank is always last{turns}; stop other programs, check input lengths and loader"
     if late is None:
@@ -308,6 +318,8 @@ def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[A
         return
     if situation.late_samples is not None:
         advice = f"give the ranks equal batches: {situation.late_samples}"
+    elif late.computes_longer:
+        advice = f"{_more_compute(late)}: uneven batches or a slower device"
     else:
         advice = f"find out why rank {late.rank} is late; a faster link does not help"
     idle_us = late.unlaunched_us or late.idle_us or 0.0
@@ -318,8 +330,19 @@ def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[A
     yield Action("waiting for other ranks", wait_us * (1.0 - late.share), compare, step_us)
 
 
+def _more_compute(late: LateRank) -> str:
+    """What the late rank computes in a step, and each other one."""
+    own = time(late.compute_us or 0.0)
+    others = time(late.others_compute_us or 0.0)
+    whose = "the other"
+    if late.last.ranks > 2:
+        whose = "the others"
+    return f"rank {late.rank} computes {own}, {whose} {others}"
+
+
 def _of_transfer(situation: Situation, ledger: Ledger) -> str:
-    messages, transfer_us = situation.messages, ledger.exposed_transfer_us or 0.0
+    messages = situation.messages
+    transfer_us = ledger.exposed_transfer_us or 0.0
     if messages is not None and messages.many and messages.small_transfer_us > transfer_us / 2:
         return fewer_messages(messages)
     moved_bytes = situation.chosen.bytes_per_step

@@ -5,7 +5,7 @@ from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import beside, show_bytes, with_article
+from dpscope.analysis.text.units import beside, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
@@ -47,22 +47,22 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
 
 
 def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
-    share = percent(exposed_us / ledger.traced_step_us)
+    step_us = ledger.traced_step_us
     bounds = ledger.intervals.get("exposed")
     interval = "" if bounds is None else f" ({scale.ends(bounds)})"
+    share = percent(exposed_us / step_us)
     step = _traced_step(ledger, scale)
-    added = scale.time(exposed_us)
-    return f"communication adds {added}{interval} to {step}, {share}"
+    return f"communication takes {scale.number(exposed_us)}{interval} of {step}, {share}"
 
 
 def _traced_step(ledger: Ledger, scale: Scale) -> str:
     """The step that the parts are of, next to the untraced one where that was timed."""
-    traced = with_article(scale.time(ledger.traced_step_us))
+    length = scale.time(ledger.traced_step_us)
     if ledger.tracer_us is None:
-        return f"{traced} step"
+        return f"the {length} of a step"
     untraced_us = ledger.traced_step_us + ledger.tracer_us
     untraced = scale.number(untraced_us)
-    return f"{traced} traced step ({untraced} untraced)"
+    return f"the {length} of a traced step ({untraced} untraced)"
 
 
 def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:

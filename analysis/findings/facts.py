@@ -17,6 +17,7 @@ QUESTIONS = {
     "which": "Which strategy?",
     "cost": "What does communication cost?",
     "shortcuts": "How accurate are the shortcuts?",
+    "stopped": "What had not completed, and why?",
     "late": "Which rank is late?",
     "next": "What to do next?",
 }

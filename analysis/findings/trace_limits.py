@@ -1,44 +1,55 @@
-"""What limits all that is said of traces: files that were not read, and steps that are not whole."""
+"""What limits all that is said of traces: files that were not read, and steps that are not whole or
+were left out.
+"""
+
+from collections.abc import Iterator
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, capital
 from dpscope.analysis.findings.run_findings import above_peak
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import counted
+from dpscope.analysis.traces.ranks.whole_steps import UNKNOWN_START
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
 
 def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
     """The limits that stand above the facts; `row` as in `traces_verdict`."""
-    limits = [*_not_read(data), *_of_windows(data)]
+    return tuple(_limits(data, row))
+
+
+def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
+    unread = _of_code(data, TraceCode.FILE_NOT_READ)
+    if unread:
+        files = counted(len(unread), "file")
+        line = f"{files}: {unread[0].message}"
+        yield Fact("limits", "NOT READ", (line,), basis="each of them is a finding")
+    partial = data.whole_windows.truths("partial_window", missing=True)
+    if partial.all():
+        yield _no_whole_step(data)
+    for finding in _of_code(data, TraceCode.STEPS_FAR_LONGER):
+        line = finding.message
+        yield Fact("limits", "LEFT OUT", (line,), basis="times of the traced steps")
     if row is None:
-        return tuple(limits)
+        return
     for finding in above_peak(row):
-        limits.append(Fact("limits", "ABOVE PEAK", (finding.message, finding.next_step)))
-    return tuple(limits)
+        lines = (finding.message, finding.next_step)
+        yield Fact("limits", "ABOVE PEAK", lines)
 
 
-def _of_windows(data: Job) -> tuple[Fact, ...]:
-    """That no whole step was traced, where that is so."""
-    if not data.whole_windows.truths("partial_window", missing=True).all():
-        return ()
+def _no_whole_step(data: Job) -> Fact:
+    """Why no step is whole, and how to mark steps where none is."""
     line = "each rank is timed from its first event to its last: read all times as one sample"
-    unmarked = [
-        finding.next_step for finding in data.findings if finding.code == TraceCode.NO_STEPS.code
-    ]
-    limit = Fact(
-        "limits",
-        "NO WHOLE STEP",
-        (line, *map(capital, unmarked[:1])),
-        basis="the traces hold no start of a step",
-    )
-    return (limit,)
+    lines = [line]
+    basis = f"only the first traced step is there: {UNKNOWN_START}"
+    unmarked = _of_code(data, TraceCode.NO_STEPS)
+    if unmarked:
+        basis = "the traces mark no step"
+        advice = unmarked[0].next_step
+        lines.append(capital(advice))
+    return Fact("limits", "NO WHOLE STEP", tuple(lines), basis)
 
 
-def _not_read(data: Job) -> tuple[Fact, ...]:
-    """How many files were not read, and the first of them, where there are some."""
-    unread = [finding for finding in data.findings if finding.code == TraceCode.FILE_NOT_READ.code]
-    if not unread:
-        return ()
-    line = f"{counted(len(unread), 'file')}: {unread[0].message}"
-    return (Fact("limits", "NOT READ", (line,), basis="each of them is a finding"),)
+def _of_code(data: Job, code: TraceCode) -> list[Finding]:
+    """The job's findings with this code."""
+    return [finding for finding in data.findings if finding.code == code.code]

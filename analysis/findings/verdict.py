@@ -24,7 +24,7 @@ from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import sentence, with_article
+from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -95,11 +95,9 @@ def _no_communication(data: Job) -> Fact:
     lines = ["none: there is no collective in the traces"]
     ledger = data.ledger
     if data.on_device and ledger is not None:
-        step_us = ledger.traced_step_us
-        scale = Scale([step_us])
-        step = with_article(scale.time(step_us))
-        use = device_use(ledger, scale)
-        lines.append(f"of {step} step {use}")
+        scale = Scale([ledger.traced_step_us])
+        step = scale.time(ledger.traced_step_us)
+        lines.append(f"a step takes {step}: {device_use(ledger, scale)}")
     return Fact("cost", "COST", tuple(lines))
 
 
@@ -120,11 +118,10 @@ def _traces_setting(data: Job) -> str:
     not valid for.
     """
     ranks = len(data.summaries)
-    setting = f"{ranks} of {counted(data.processes, 'rank')}, {_parallelism(data)}"
+    on = f" on {data.traced_devices}" if data.traced_devices else ""
+    setting = f"{ranks} of {counted(data.processes, 'rank')}{on}, {_parallelism(data)}"
     if data.foreign_format is not None:
-        device = data.summaries[0].device_name
-        of_device = "" if device is None else f" of {device}"
-        setting = f"{data.foreign_format}{of_device}: {setting}"
+        setting = f"{data.foreign_format}: {setting}"
     if data.ledger is not None:
         steps = data.ledger.steps
         setting = f"{setting}, {counted(steps, 'traced step')}"

@@ -349,22 +349,21 @@ def plugin_copy(
         for event in events
         if event.get("cat") in _CATEGORIES and "correlation" in event.get("args", {})
     }
+    hidden_steps = [event for event in events if event.get("name") in hidden]
     annotations = []
     for event in events:
+        arguments = event.get("args", {})
+        launch = launches.get(arguments.get("correlation"))
+        began = launch or event
+        of_no_step = any(_begins_in(began, step) for step in hidden_steps)
         category = event.get("cat")
         if category in _CATEGORIES:
             event["cat"] = _CATEGORIES[category]
-        elif category == DEVICE_ANNOTATION and str(event.get("name")).startswith(_STEP):
-            # the plugin would take it for a separate step
-            event["name"] = f"device {event['name']}"
-        elif event.get("name") in hidden:
-            event["name"] = f"part of {event['name']}"
-        elif is_annotation(category) and str(event.get("name")).startswith("nccl:"):
-            event["name"] = f"range of {event['name']}"  # the time around it is no communication
-        elif _communicates(event):
-            event["args"] = {**event.get("args", {}), "External id": fresh_id}
+        elif role := _without_role(event, hidden, of_no_step):
+            event["name"] = f"{role} {event['name']}"
+        elif _communicates(event) and not of_no_step:
+            event["args"] = {**arguments, "External id": fresh_id}
             annotations.append(_annotation(event, fresh_id))
-            launch = launches.get(event["args"].get("correlation"))
             if launch is not None:
                 launch["args"] = {**launch["args"], "External id": fresh_id}
             fresh_id += 1
@@ -375,6 +374,29 @@ def plugin_copy(
         else {}
     )
     return {**trace, **extra, "traceEvents": events + annotations}
+
+
+def _without_role(event: _JsonEvent, hidden: Collection[str], of_no_step: bool) -> str:
+    """What comes before the name of an event that the plugin is not to take for what it is called;
+    empty for others.
+    """
+    name, category = str(event.get("name")), event.get("cat")
+    if category == DEVICE_ANNOTATION and name.startswith(_STEP):
+        return "device"  # the plugin would take it for a separate step
+    if name in hidden:
+        return "part of"
+    if not is_annotation(category):
+        return ""
+    # the time around NCCL's is no communication; gloo's is
+    if name.startswith("nccl:") or (of_no_step and name.startswith("gloo:")):
+        return "range of"
+    return ""
+
+
+def _begins_in(event: _JsonEvent, step: _JsonEvent) -> bool:
+    """Whether an event begins in the step's range on the host."""
+    after_us = event.get("ts", -1.0) - step.get("ts", 0.0)
+    return bool(0 <= after_us < step.get("dur", 0.0))
 
 
 def _communicates(event: _JsonEvent) -> bool:

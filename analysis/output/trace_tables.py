@@ -36,7 +36,7 @@ from dpscope.analysis.traces.ranks.places import (
     spreads,
     with_host_findings,
 )
-from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, far_longer
+from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, UNKNOWN_START, far_longer
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.analysis.traces.steps import data_parallel as dp_phases
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
@@ -280,9 +280,10 @@ def _step_table(analysis: Job) -> TextTable:
         notes.append(f"* no whole step was traced: {own}")
     elif (partial & steps.known("step_us")).any() and steps.known("device").any():
         starred = steps.take(partial & steps.known("step_us"))
-        once = len(starred.group("rank", "device")) == len(starred)
-        first = f"first traced step{'' if once else ', or one after a step without work'}"
-        notes.append(f"* {first}: its start was not recorded, so it is left out of averages")
+        first = "first traced step"
+        if len(starred.group("rank", "device")) < len(starred):
+            first = f"{first}, or one after a step without work"
+        notes.append(f"* {first}: {UNKNOWN_START}, and it is left out of averages")
     elif partial.any():
         late = "the tracer stopped during it, so late events may look longer"
         notes.append(f"* last traced step: {late}; it is left out of averages")

@@ -70,7 +70,9 @@ class ReadJob:
     @cached_property
     def verdict(self) -> Verdict:
         """That of its report, if it has one."""
-        return self.report.verdict if self.report is not None else traces_verdict(self.analysis)
+        if self.report is not None:
+            return self.report.verdict
+        return traces_verdict(self.analysis)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -194,6 +196,8 @@ def _print_screen(console: Console, jobs: ReadJobs, modelled: "Report | None", w
 
 
 def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
+    if len(jobs) > 1:
+        console.print(f"{len(jobs)} jobs, analysed one by one:", highlight=False)
     for name, job in jobs.items():
         if name:
             separate(console)
@@ -211,7 +215,9 @@ def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) 
         print_findings(console, shown)
     if not whole:
         left = len(kinds) - len(shown)
-        more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
+        more = "The tables"
+        if left:
+            more = f"{counted(left, 'finding')} and the tables"
         console.print(f"{more} of steps, collectives and ranks: --verbose")
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.whole_job.job import RecordedJob, read_job
 from dpscope.analysis.whole_job.summary import Summary, described, summarise
-from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of
+from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of, waiting_rows
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.shown_text import write_out
@@ -91,7 +92,9 @@ def _print_screen(
     errors = [kind for kind in kinds if kind.severity == "error" and kind.code != _STOPPED]
     print_findings(console, errors)
     left = len(kinds) - len(errors)
-    more = f"{counted(left, 'finding')} and the tables" if left else "the tables"
+    more = "The tables"
+    if left:
+        more = f"{counted(left, 'finding')} and the tables"
     console.print(f"{more} by kind, rank and time: --verbose", highlight=False)
 
 
@@ -133,19 +136,34 @@ def _unfinished(summary: Summary) -> dict[str, Any] | None:
             "collective": described(oldest.call, oldest.number),
             "group_ranks": list(oldest.call.group.ranks),
             "stopped_ranks": list(oldest.stopped),
-            "waiting_ranks": list(oldest.waiting) if oldest.stopped else [],
+            "missing_ranks": list(oldest.missing),
+            "waiting_ranks": list(oldest.waiting) if oldest.suspects else [],
         }
     return content
 
 
 def rank_csv(summary: Summary) -> str:
-    """Waiting by rank and time as CSV; all else is in the JSON."""
+    """Waiting by rank and time as CSV; of a job that stopped what ranks wait in. All else is in the
+    JSON.
+    """
+    rows = rank_time_rows(summary) or waiting_rows(summary)
+    columns = [*_CSV_COLUMNS]
+    if rows:
+        columns = list(rows[0])
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, _CSV_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
-    for row in rank_time_rows(summary):
-        writer.writerow({name: NA if value is None else value for name, value in row.items()})
+    for row in rows:
+        writer.writerow({name: _csv_value(value) for name, value in row.items()})
     return buffer.getvalue()
+
+
+def _csv_value(value: object) -> object:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is None:
+        return NA
+    return value
 
 
 def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targets) -> Path:
@@ -154,20 +172,25 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
 
     assert targets.report is not None
     verdict = summary.verdict
+    first = {}
     by_section: dict[str, dict[str, TextTable]] = {}
     for name, table in tables.items():
-        by_section.setdefault(VIEWS[name].section, {})[name] = table
-    markdown = [
-        in_markdown("# Collectives of the whole job") + "\n",
-        *facts_in_markdown(verdict),
-        "",
-    ]
+        if name == "unfinished":
+            first[name] = table
+            continue
+        section = "waiting"
+        if summary.measured:  # else there is no bandwidth
+            section = VIEWS[name].section
+        by_section.setdefault(section, {})[name] = table
+    name = _folder_name(summary.job)
+    markdown = [in_markdown(f"# {name}") + "\n", *facts_in_markdown(verdict), ""]
     markdown += [render(table, "markdown") for table in tables.values()]
     markdown.append(render_findings(summary.findings))
 
     def texts(figures: Mapping[str, Any]) -> dict[str, str]:
         page = Page(
-            name="collectives of the whole job",
+            name=name,
+            first_tables=first,
             setting=verdict.setting,
             environment=[],
             findings=summary.findings,
@@ -194,6 +217,13 @@ def write_page(summary: Summary, tables: Mapping[str, TextTable], targets: Targe
             measured=[verdict.setting, *limits],
         )
     return targets.report / "report.html"
+
+
+def _folder_name(job: RecordedJob) -> str:
+    """Of the folder that holds the job's files."""
+    folders = [Path(process.source).absolute().parent for process in job.processes]
+    common = Path(os.path.commonpath(folders))
+    return f"{job.source}: {common.name}"
 
 
 def _without_hosts(job: RecordedJob) -> RecordedJob:

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from dpscope.analysis.figures.style import COLOURS
 from dpscope.analysis.findings.facts import QUESTIONS, Verdict
 from dpscope.analysis.report.sections import CHAPTERS, SECTIONS, Section
-from dpscope.analysis.report.timeline import TimelineView, as_plain, legend_of
+from dpscope.analysis.report.timeline import COLLECTIVES, TimelineView, as_plain, legend_of
 from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA, sentence
 from dpscope.profiling.records.finding import Finding, counted
@@ -140,6 +140,7 @@ def render_page(page: Page) -> str:
         policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
         timelines=script_json([as_plain(view) for view in page.timelines]),
         legend_of=legend_of,
+        collective_bars=COLLECTIVES,
         sentence=sentence,
         counted=counted,
         na=NA,

@@ -39,13 +39,15 @@ def setting_of(run: RunData) -> str:
 
 
 def _of_traces(run: RunData) -> Iterator[tuple[str, str]]:
-    """The files, and what they record of where they were made."""
+    """The devices, the files, and what they record of where they were made."""
+    (data,) = run.cells.values()
+    if data.traced_devices:
+        yield "Devices", data.traced_devices
     for trace in run.traces:
         yield f"Rank {NA if trace.rank is None else trace.rank}", str(trace.path)
     facts: dict[tuple[str, str], None] = {}
-    for data in run.cells.values():
-        for summary in data.summaries:
-            facts |= dict.fromkeys(summary.environment)
+    for summary in data.summaries:
+        facts |= dict.fromkeys(summary.environment)
     yield from facts
 
 

@@ -131,8 +131,9 @@
       : `${lane.group}: ${lane.label}`;
   };
 
+  const isCollective = (bar) => bar[2] === "collective" || bar[2] === "unsplit";
   const collectives = () => state.cell.lanes
-    .flatMap((lane) => lane.bars.filter((bar) => bar[2] === "collective").map((bar) => [lane, bar]))
+    .flatMap((lane) => lane.bars.filter(isCollective).map((bar) => [lane, bar]))
     .sort(([, one], [, other]) => one[0] - other[0]);
   const next = () => {
     const all = collectives();
@@ -206,7 +207,7 @@
   };
   choice.addEventListener("change", choose);
   new ResizeObserver(redraw).observe(view);
-  const busiest = cells.findIndex((cell) => cell.lanes.some((lane) => lane.bars.some((bar) => bar[2] === "collective")));
+  const busiest = cells.findIndex((cell) => cell.lanes.some((lane) => lane.bars.some(isCollective)));
   choice.value = String(Math.max(0, busiest));
   choose();
 })();

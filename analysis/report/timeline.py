@@ -33,6 +33,7 @@ MOST_SPANS = 40_000  # of all cells together, so that the page stays small
 MOST_DRAWN_NAMES = 3_000
 MOST_DRAWN_COLLECTIVES = 300  # per rank, the longest
 MOST_ROWS = 4  # in which overlapping bars of one lane are stacked
+COLLECTIVES = ("collective", "unsplit")  # kinds of bars: with a known wait or transfer, or not
 _SHORTEST_SHARE = 1e-5  # of the step: shorter bars would be invisible
 
 
@@ -145,7 +146,7 @@ def _placed(lane: Lane, shift_us: float, shortest_us: float) -> Lane:
             wait_us=None if bar.wait_us is None else round(bar.wait_us, 1),
         )
         for bar in lane.bars
-        if bar.duration_us >= shortest_us or bar.kind == "collective"
+        if bar.duration_us >= shortest_us or bar.kind in COLLECTIVES
     )
     return lane._replace(fills=tuple(fills), bars=tuple(bars))
 
@@ -156,6 +157,7 @@ _KINDS = {
     "exposed": "exposed communication",
     "collective": "collective: transfer",
     "wait": "collective: waiting for a later rank",
+    "unsplit": "collective: waiting and transfer, not separated",
     "copy": "copies",
 }
 
@@ -215,7 +217,7 @@ def _notes(
     drawn = (steps["repeat"] == repeat) & ((steps["step"] == step) | (step is None))
     if drawn.any() and steps.truths("partial_window", missing=True)[drawn].all():
         on_host = all(device.device is None for rank in ranks for device in rank.devices)
-        start = "the start of this step was not recorded: it is drawn from its first event"
+        start = "the start of this step on the device is unknown: it is drawn from its first event"
         yield (
             "the tracer was stopped in this step, which may have made it longer"
             if on_host
@@ -275,8 +277,15 @@ def _rank_lanes(one: StepTimeline, collectives: Table, copies_on_host: bool) -> 
 
 
 _OF_COLLECTIVES = (
-    "kind", "bytes", "busbw_gb_per_s", "lower_bound_gb_per_s", "wait_us", "transfer_us", "start_us", "duration_us",
-)  # fmt: skip
+    "kind",
+    "bytes",
+    "busbw_gb_per_s",
+    "lower_bound_gb_per_s",
+    "wait_us",
+    "transfer_us",
+    "start_us",
+    "duration_us",
+)
 
 
 def _communication(device: DeviceTimeline, collectives: Table, rank: int | None) -> Iterator[Bar]:
@@ -322,9 +331,9 @@ def _collective_bar(row: Mapping[str, Any]) -> Bar:
             if wait == 0
             else f"the first {show_time(wait)} are waiting for a later rank"
         )
-    return Bar(
-        start, duration, "collective", f"{kind} {', '.join(label)}".strip(), "; ".join(detail), wait
-    )
+    colour = "unsplit" if wait is None else "collective"
+    name = f"{kind} {', '.join(label)}".strip()
+    return Bar(start, duration, colour, name, "; ".join(detail), wait)
 
 
 def _bar(mark: Mark, kind: str) -> Bar:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dpscope.analysis.cells.columns import OWN
 from dpscope.analysis.cells.comparison import Comparison
+from dpscope.analysis.findings.cost import ledger_table
 from dpscope.analysis.report.comparison_tables import (
     BANDWIDTH,
     BREAKDOWN,
@@ -92,8 +93,16 @@ def _what_if(name: str) -> Callable[[Results], TextTable | None]:
     return lambda report: report.what_if.tables.get(name) if report.what_if else None
 
 
+def _steps(report: Results) -> TextTable | None:
+    """Where a step goes: of each cell of a run; of traces alone, of the mean and notable ranks."""
+    if report.run.recorded is not None:
+        return step_table(report.comparison)
+    (job,) = report.run.cells.values()
+    return ledger_table(job)
+
+
 VIEWS = (
-    _compared("step", FIRST, step_table),
+    View("step", FIRST, _steps),
     _compared("shortcuts", FIRST, shortcut_table),
     _compared("time", "numbers", TIME),
     View("waits", "numbers", lambda report: cells_waits(report.run), printed=False),

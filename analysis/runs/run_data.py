@@ -349,19 +349,32 @@ def traces_text(run: RunData) -> str:
     (data,) = run.cells.values()
     windows = data.whole_windows
     steps = step_count(windows)
-    kind, first = "whole", ""
+    kind = "whole"
+    first = ""
     if windows.truths("partial_window", missing=True).all():
         kind = "partial"
         if steps:
-            first = " (their start was not recorded: they are timed from their first event)"
-    files = counted(len(run.traces), data.foreign_format or "trace file")
-    processes = counted(data.processes, "process")
-    machine = ", batch and machine"
-    if any(summary.environment for summary in data.summaries):
-        machine = " and batch"
+            first = " (their start on the device is unknown: they are timed from their first event)"
+    files = data.foreign_format or "trace"
+    if len(run.traces) > 1:
+        files = f"{files}s"
+    read = len(data.summaries)
+    whose = counted(data.processes, "process")
+    if read < data.processes:
+        whose = f"{read} of {whose}"
+    each = ""
+    if read > 1:
+        each = " of each"
+    devices = ""
+    if data.traced_devices:
+        devices = f" on {data.traced_devices}"
+    unknown = "model, batch and machine"
+    if devices or any(summary.environment for summary in data.summaries):
+        unknown = "model and batch"
+    traced = counted(steps, f"{kind} step")
     return (
-        f"{files} of {processes}, {counted(steps, f'{kind} step')} of each{first}; "
-        f"not made by dpscope run: model{machine} are not recorded."
+        f"{files} of {whose}{devices}, {traced}{each}{first}; "
+        f"not made by dpscope run: {unknown} are not recorded."
     )
 
 

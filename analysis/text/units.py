@@ -130,14 +130,6 @@ def show_moment(stored: str) -> str:
     return datetime.fromisoformat(stored).astimezone(UTC).strftime("%d %b %Y, %H:%M UTC")
 
 
-def with_article(number: str) -> str:
-    """A number and what follows it, after its indefinite article: ``an 8.1 ms step``, ``an 11.4``,
-    ``a 118.0``.
-    """
-    spoken = number.partition(".")[0].partition(" ")[0]
-    return f"{'an' if spoken.startswith('8') or spoken.partition(',')[0] in ('11', '18') else 'a'} {number}"
-
-
 def show_changes(times_us: Sequence[float]) -> list[str]:
     """Times of one sentence with their signs, in the unit of the largest.
 

@@ -39,6 +39,11 @@ class RecordedJob:
         return max(self.ranks[-1] + 1, largest)
 
     @property
+    def missing(self) -> list[int]:
+        """The ranks without a record."""
+        return sorted(set(range(self.world)) - set(self.ranks))
+
+    @property
     def source(self) -> str:
         """What recorded it, without the version."""
         return self.processes[0].version.rpartition(" ")[0]
@@ -205,12 +210,10 @@ def read_hosts(path: Path) -> dict[int, str]:
 
 def _findings(job: RecordedJob) -> Iterator[Finding]:
     """What is wrong with the records."""
-    read = set(job.ranks)
-    missing = [rank for rank in range(job.world) if rank not in read]
-    if missing:
-        ranks = f"{counted(len(missing), 'rank')} of {job.world}"
+    if job.missing:
+        ranks = f"{counted(len(job.missing), 'rank')} of {job.world}"
         yield TraceCode.RANKS_MISSING.finding(
-            f"no record of {ranks}: {as_ranges(missing)}",
+            f"no record of {ranks}: {as_ranges(job.missing)}",
             "add their records: groups with a missing rank have no transfer and no wait",
         )
     damaged = {rank: process.damaged for rank, process in job.by_rank if process.damaged}

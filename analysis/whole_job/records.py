@@ -59,6 +59,15 @@ class Lane(NamedTuple):
     repetition: int
     attempt: int
 
+    @property
+    def pair_ranks(self) -> tuple[int, ...]:
+        """The ranks in the job of sender and receiver; empty for a collective, or if unknown."""
+        sender, _, receiver = self.pair.partition("->")
+        places = [int(place) for place in (sender, receiver) if place.isdecimal()]
+        if len(places) < 2 or max(places) >= len(self.group.ranks):
+            return ()
+        return tuple(self.group.ranks[place] for place in places)
+
 
 @dataclass(frozen=True, eq=False)
 class Process:

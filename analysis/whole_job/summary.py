@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime
 from dpscope.analysis.findings.facts import Fact, Verdict, capital, percent, time
 from dpscope.analysis.text.units import as_ranges, show_bytes
@@ -28,6 +30,7 @@ _FAILED_DEVICE = (
 _SUMS = "means over ranks of sums over collectives; of those in flight together each counts"
 _BY_DURATION = "the shortest duration of a collective is that of the last rank"
 _BY_CREATION = "times at which hosts created the collectives"
+_FEWEST_COMPARED = 3  # ranks, of which one is unlike the others
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Summary:
     def verdict(self) -> Verdict:
         facts = (
             *_stopped_fact(self.unfinished),
-            *(_measured_facts(self.waiting) if self.measured else _created_facts(self.waiting)),
-            Fact("next", "NEXT", (capital(_next_step(self)),)),
+            *(_measured_facts(self.waiting) if self.measured else _created_facts(self)),
+            Fact("next", "NEXT", (capital(_next_step(self)),), self.basis),
         )
         return Verdict(_setting(self), limits=tuple(_limits(self)), facts=facts)
 
@@ -56,6 +59,28 @@ class Summary:
     def measured(self) -> bool:
         """Whether transfer and wait are known."""
         return self.waiting.timed and self.waiting.counts.matched > 0
+
+    @property
+    def basis(self) -> str:
+        """How its conclusions are known."""
+        return _BY_DURATION if self.measured else _BY_CREATION
+
+    @property
+    def least_busy(self) -> int | None:
+        """The place of a rank that spends far less in collectives than the others: it arrives last.
+        Ranks are compared if they have equally many records, all with durations.
+        """
+        total_us = self.waiting.duration_us
+        counts = {*map(len, self.job.processes)}
+        if not self.waiting.timed or len(counts) > 1:
+            return None
+        if len(total_us) < _FEWEST_COMPARED:
+            return None
+        place = int(total_us.argmin())
+        half_us = np.median(total_us) / 2
+        if total_us[place] >= half_us:
+            return None
+        return place
 
     @property
     def only_unfinished(self) -> bool:
@@ -76,7 +101,7 @@ class Summary:
     def waiting_over_time(self) -> WaitingOverTime | None:
         """What the figure shows; None without durations or times."""
         found = self.waiting
-        if not found.timed or not self.span_us:
+        if not self.measured or not self.span_us:
             return None
         return WaitingOverTime(
             self.job.ranks, found.bin_edges_s, found.wait_us / 1e6, found.caused_us / 1e6
@@ -98,7 +123,7 @@ def summarise(job: RecordedJob, link: LinkRate | None = None) -> Summary:
 def _setting(summary: Summary) -> str:
     job = summary.job
     ranks = counted(job.world, "rank")
-    if len(job.ranks) < job.world:
+    if job.missing:
         ranks = f"{len(job.ranks)} of {ranks}"
     hosts = set(job.hosts) - {None}
     if hosts:
@@ -121,12 +146,19 @@ def long_time(time_us: float) -> str:
     seconds = time_us / 1e6
     if seconds >= 7200:
         return f"{seconds / 3600:,.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 120 else time(time_us)
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    return time(time_us)
 
 
 def _limits(summary: Summary) -> Iterator[Fact]:
     """What limits all that follows."""
     found = summary.waiting
+    missing = summary.job.missing
+    if missing:
+        yield Fact(
+            "limits", "INCOMPLETE", (f"no record of {_ranks(missing)}",), "the groups' ranks"
+        )
     if found.basis == "nothing":
         why = "ranks run on several hosts, whose clocks differ: creation times are not compared"
         yield Fact("limits", "CLOCKS", (why,))
@@ -143,7 +175,9 @@ def _measured_facts(found: Waiting) -> Iterator[Fact]:
     other_us = total_us - wait_us - transfer_us
     first_ns, last_ns = found.span_ns
     span_us = (last_ns - first_ns) / 1e3
-    of_span = f"{percent(total_us / span_us)} of the time" if total_us < span_us else "in sum"
+    of_span = "in sum"
+    if total_us < span_us:
+        of_span = f"{percent(total_us / span_us)} of the time"
     line = (
         f"collectives take {long_time(total_us)} per rank ({of_span}): {long_time(wait_us)} waiting for late ranks, "
         f"{long_time(transfer_us)} moving data"
@@ -172,21 +206,37 @@ def _late_lines(found: Waiting) -> Iterator[str]:
 
 def _last_count(found: Waiting, place: int) -> str:
     count = int(found.last_count[place])
-    text = f"{count:,} of {counted(len(found.matched.late), 'collective')}"
+    collectives = counted(len(found.matched.late), "collective")
+    text = f"{count:,} of {collectives}"
     typical_us = found.typical_lateness_us(place)
-    return text if typical_us is None else f"{text}, typically by {time(typical_us)}"
+    if typical_us is not None:
+        text = f"{text}, typically by {time(typical_us)}"
+    return text
 
 
 def _named(job: RecordedJob, place: int) -> str:
     host = job.hosts[place]
     rank = f"rank {job.ranks[place]}"
-    return rank if host is None else f"{rank} ({host})"
+    if host is None:
+        return rank
+    return f"{rank} ({host})"
 
 
-def _created_facts(found: Waiting) -> Iterator[Fact]:
+def _created_facts(summary: Summary) -> Iterator[Fact]:
     """From creation times: who called last. This is no waiting: calls return at once on devices."""
-    why = "no collective could be matched" if found.timed else "the records hold no durations"
-    yield Fact("cost", "COST", (f"not measured: {why}",))
+    found = summary.waiting
+    cost = "not measured: the records hold no durations"
+    if found.timed:
+        why = "no collective could be matched"
+        if summary.job.missing:
+            missing = _ranks(summary.job.missing)
+            why = f"no record of {missing}"
+        cost = f"not separated into waiting and moving data: {why}"
+    yield Fact("cost", "COST", (cost,))
+    place = summary.least_busy
+    if place is not None:
+        line = _least_busy_line(found, place)
+        yield Fact("late", "LATE RANK", (line,), "sums of durations")
     worst = int(found.last_count.argmax())
     count = int(found.last_count[worst])
     if not count:
@@ -197,29 +247,50 @@ def _created_facts(found: Waiting) -> Iterator[Fact]:
     yield Fact("late", "LATE RANK", tuple(lines), _BY_CREATION)
 
 
+def _least_busy_line(found: Waiting, place: int) -> str:
+    """A rank that spends far less in collectives than the others, which wait there."""
+    total_us = found.duration_us
+    own = long_time(float(total_us[place]))
+    median = long_time(float(np.median(total_us)))
+    rank = _named(found.job, place)
+    return (
+        f"{rank} spends least in collectives ({own}, the median rank {median}): likely the late one"
+    )
+
+
 def _stopped_fact(unfinished: Unfinished | None) -> Iterator[Fact]:
     if unfinished is None or (unfinished.oldest is None and not unfinished.only):
         return
-    label = "STOPPED" if unfinished.only else "UNFINISHED"
-    calls = f"{counted(unfinished.records, 'call')} on {counted(unfinished.ranks, 'rank')}"
-    lines = ["all ranks had begun each of them: no rank is to be named"]
+    label = "UNFINISHED"
+    if unfinished.only:
+        label = "STOPPED"
+    calls = counted(unfinished.records, "call")
+    ranks = counted(unfinished.ranks, "rank")
+    lines = ["all ranks had begun each of them, so no rank is named"]
     if unfinished.oldest is not None:
         lines = _oldest_lines(unfinished.oldest)
-    yield Fact(
-        "late", label, (f"{calls} had not completed", *lines), "the calls that hosts created"
-    )
+    yield Fact("stopped", label, (f"{calls} on {ranks} had not completed", *lines), _BY_CREATION)
 
 
 def _oldest_lines(oldest: NotBegun) -> list[str]:
     call = described(oldest.call, oldest.number)
-    if not oldest.stopped:
-        return [
-            f"oldest that a member never began: {call}",
-            "those members wait in earlier calls themselves: hosts ran ahead of a device that stopped, and no record shows which",
-        ]
-    wait = "waits" if len(oldest.waiting) == 1 else "wait"
-    waiting = f"in which {_ranks(oldest.waiting)} {wait}"
-    return [f"{_ranks(oldest.stopped)} never began the oldest unfinished call, {waiting}: {call}"]
+    waiting = f"{_ranks(oldest.waiting)} wait"
+    if len(oldest.waiting) == 1:
+        waiting = f"{waiting}s"
+    missing = _ranks(oldest.missing)
+    if oldest.stopped:
+        who = _ranks(oldest.stopped)
+        lines = [f"{who} never began the oldest unfinished call, in which {waiting}: {call}"]
+        if oldest.missing:
+            lines.append(f"{missing} left no record, and may never have begun it")
+        return lines
+    if oldest.missing:
+        left = f"{missing} left no record, and may never have begun what {waiting} in: {call}"
+        return [left]
+    return [
+        f"{_ranks(oldest.busy)} never began {call}",
+        "calls before it had not completed there, either: hosts ran ahead of a device that stopped, and no record shows which",
+    ]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -232,14 +303,27 @@ def described(call: Call, number: int) -> str:
     members = _ranks(group.ranks) if group.ranks else counted(group.size, "rank")
     if call.bytes is not None:
         members += f", {show_bytes(call.bytes)}"
-    return f"{call.kind or call.name} {number} of {group.name} ({members})"
+    return f"{called(call, number)} of {group.name} ({members})"
+
+
+def called(call: Call, number: int) -> str:
+    """A call by its kind and number, a transfer with sender and receiver within the group."""
+    name = call.kind or call.name
+    if call.pair:
+        name = f"{name} {call.pair}"
+    return f"{name} {number}"
 
 
 def _next_step(summary: Summary) -> str:
     """The first thing to do."""
     found, oldest = summary.waiting, summary.not_begun
-    if oldest is not None and oldest.stopped:
-        return f"look at the processes of {_ranks(oldest.stopped)}: their stacks (py-spy dump), logs and loaders"
+    if oldest is not None and oldest.suspects:
+        suspects = _ranks(oldest.suspects)
+        step = f"look at {suspects} first: process gone? Stack (py-spy dump), log, loader"
+        if oldest.missing:
+            missing = _ranks(oldest.missing)
+            step = f"{step}; add the dump of {missing}"
+        return step
     if summary.only_unfinished:
         return _FAILED_DEVICE
     if not found.timed and summary.job.is_gloo:
@@ -247,6 +331,8 @@ def _next_step(summary: Summary) -> str:
     if not found.timed:
         return _HOW_TO_RECORD
     if not summary.measured:
+        if summary.job.missing:
+            return f"add the records of {_ranks(summary.job.missing)}"
         return "record all ranks of one job over the same time"
     if summary.late_rank is not None:
         return (
@@ -264,7 +350,7 @@ def _not_begun(unfinished: Unfinished | None) -> Iterator[Finding]:
     oldest = unfinished.oldest
     yield TraceCode.COLLECTIVE_NOT_BEGUN.finding(
         "; ".join(_oldest_lines(oldest)),
-        "" if oldest.stopped else _FAILED_DEVICE,
+        "" if oldest.suspects else _FAILED_DEVICE,
         severity="error" if unfinished.only else None,
     )
 

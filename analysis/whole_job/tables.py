@@ -9,7 +9,7 @@ import numpy as np
 from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, as_ranges, plain
-from dpscope.analysis.whole_job.summary import Summary
+from dpscope.analysis.whole_job.summary import Summary, called
 from dpscope.analysis.whole_job.waiting import BINS, Row
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.links import LinkRate
@@ -69,7 +69,8 @@ def _speed(row: Row, transfer_us: float | None, link: LinkRate | None) -> TableR
 
 def rank_rows(summary: Summary) -> list[TableRow]:
     """Ranks over the whole time, the one that the others waited for most first; none where nothing
-    shows a difference. The times are None unless durations are known.
+    shows a difference. Times are None unless durations are known, and all but the sum of these
+    unless collectives were matched.
     """
     found, job = summary.waiting, summary.job
     if not found.timed and not found.counts.matched:
@@ -89,26 +90,28 @@ def rank_rows(summary: Summary) -> list[TableRow]:
             "rank": job.ranks[place],
             "host": job.hosts[place],
             "records": len(job.processes[place]),
-            "last": int(found.last_count[place]),
+            "last": int(found.last_count[place]) if found.counts.matched else None,
             "lateness_us": found.typical_lateness_us(place),
         }
         for name, column in times.items():
-            row[name] = plain(column[place]) if found.timed else None
+            known = summary.measured or (found.timed and name == "communication_us")
+            row[name] = plain(column[place]) if known else None
         rows.append(row)
     return rows
 
 
 def waiting_rows(summary: Summary) -> list[TableRow]:
-    """Ranks that wait in the same collective, in that of the oldest first."""
+    """Ranks that wait in the same call, in that of the oldest first."""
     if summary.unfinished is None:
         return []
     return [
         {
             "ranks": list(waiting.ranks),
             "unfinished": waiting.records,
-            "oldest": f"{waiting.call.kind or waiting.call.name} {waiting.number}",
-            "group": waiting.call.group.name,
-            "group_ranks": list(waiting.call.group.ranks),
+            "oldest": called(waiting.oldest.call, waiting.oldest.number),
+            "group": waiting.oldest.call.group.name,
+            "group_ranks": list(waiting.oldest.call.group.ranks),
+            "waits_for": list(waiting.oldest.lacking),
         }
         for waiting in summary.unfinished.waiting
     ]
@@ -117,7 +120,7 @@ def waiting_rows(summary: Summary) -> list[TableRow]:
 def host_rows(summary: Summary) -> list[TableRow]:
     """What the ranks of each host wait, on average, and what they cause; the most first."""
     found = summary.waiting
-    if not found.timed or len(set(summary.job.hosts)) < 2:
+    if not summary.measured or len(set(summary.job.hosts)) < 2:
         return []
     wait_us = found.wait_us.sum(axis=1)
     rows: list[TableRow] = []
@@ -137,7 +140,7 @@ def host_rows(summary: Summary) -> list[TableRow]:
 def time_rows(summary: Summary) -> list[TableRow]:
     """Equal parts of the time: the mean wait of a rank, and the rank that caused most of it."""
     found = summary.waiting
-    if not (found.timed and summary.span_us):
+    if not (summary.measured and summary.span_us):
         return []
     rows = []
     for part, limits in enumerate(_parts(summary)):
@@ -159,7 +162,7 @@ def time_rows(summary: Summary) -> list[TableRow]:
 def rank_time_rows(summary: Summary) -> list[TableRow]:
     """A row for each rank and part of the time, for CSV and JSON."""
     found, job = summary.waiting, summary.job
-    if not found.timed:
+    if not summary.measured:
         return []
     rows = []
     for place, rank in enumerate(job.ranks):
@@ -208,9 +211,14 @@ _KINDS = (
 _WAITING = (
     Field("ranks", "ranks", text=lambda row: as_ranges(row["ranks"])),
     Field("unfinished", "unfinished", meaning="Calls that these ranks began and that did not end"),
-    Field("oldest collective", "oldest", meaning="With its number in the group"),
-    Field("group", "group"),
+    Field("oldest call", "oldest", meaning="With its number; a transfer with sender and receiver"),
     Field("its ranks", "group_ranks", text=lambda row: as_ranges(row["group_ranks"])),
+    Field(
+        "waits for",
+        "waits_for",
+        meaning="Members that never began it, or left no record; none: all take part in it",
+        text=lambda row: as_ranges(row["waits_for"]) or "none",
+    ),
 )
 _RANKS = (
     Field("rank", "rank"),
@@ -265,7 +273,13 @@ class View:
 
 VIEWS = {
     "unfinished": View("waiting", "What ranks wait in", _WAITING, waiting_rows),
-    "kind": View("bandwidth", "Collectives by kind, group and size", _KINDS, kind_rows),
+    "kind": View(
+        "bandwidth",
+        "Collectives by kind, group and size",
+        _KINDS,
+        kind_rows,
+        "bytes: the larger of a rank's buffers; NA where a row has all-to-alls of any size",
+    ),
     "rank": View("waiting", "Ranks over the whole time", _RANKS, rank_rows, _SUM_NOTE),
     "host": View("waiting", "Waiting by host", _HOSTS, host_rows),
     "time": View(

@@ -109,7 +109,7 @@ IDLE = (
         "it states where the ranks of Flight Recorder dumps ran; traces and runs record that",
     ),
     Idle(
-        "calibration nccl_log flops topology max_events",
+        "calibration nccl_log flops topology max_events steps_by",
         options.any_record,
         "records of collectives hold no steps and no compute",
     ),
@@ -207,6 +207,10 @@ def analyze(request: AnalyzeRequest) -> None:
         topology=request.topology,
         hide_hosts=request.hide_hosts,
     )
+    logs = request.nccl_log or ()
+    options.require_paths("--nccl-log", logs, "NCCL's log of the job, or a folder of logs")
+    if request.topology is not None:
+        options.require_paths("--topology", [request.topology], "a file of hosts and switches")
     runs, console = runs_among(request.paths), open_console()
     if not runs:
         from dpscope.analysis.output.traces_screen import print_traces

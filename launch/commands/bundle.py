@@ -20,6 +20,10 @@ def bundle(
     path = output or Path(f"{run.absolute().name}-bundle.zip")
     if path.suffix != ".zip":
         raise DpscopeError(f"{path} does not end in .zip, which the bundle is; name it {path}.zip")
+    if not path.absolute().parent.is_dir():
+        raise DpscopeError(
+            f"{path.parent} does not exist or is not a folder; create it, or choose another place with -o"
+        )
     from dpscope.analysis.bundle.write import collect, write
     from dpscope.analysis.output.run_screen import findings_of
     from dpscope.analysis.text.terminal import print_table, progress

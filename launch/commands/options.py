@@ -2,7 +2,7 @@
 and how they are read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -207,3 +207,10 @@ def read_limits(
 def detail(verbose: bool, quiet: bool) -> Literal["summary", "everything", "path"]:
     """How much of a run is printed."""
     return "everything" if verbose else "path" if quiet else "summary"
+
+
+def require_paths(option_name: str, paths: Iterable[Path], what: str) -> None:
+    """Raise DpscopeError naming the option and `what` it takes where a path does not exist."""
+    for path in paths:
+        if not path.exists():
+            raise DpscopeError(f"{option_name} {path} does not exist; name {what}")

@@ -123,8 +123,8 @@ class TraceCode(FindingCode):
     )
     TRACE_INCOMPLETE = Code(
         "error",
-        meaning="The trace does not show the communication that must have taken place, or holds no "
-        "event with a duration at all, so no communication time is given.",
+        meaning="The trace does not show the communication that must have taken place, so no "
+        "communication time is given.",
         action="measure the cell again; if it recurs, run `dpscope doctor`",
     )
     FILE_NOT_READ = Code(

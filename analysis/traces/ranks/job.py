@@ -5,6 +5,7 @@ A cell of a run, a script that was attached to and the traces of a job that no r
 thing with more or fewer facts. One that is not known raises Missing with the reason.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -282,6 +283,15 @@ class Job:
         names = [name for _, rank in self.ranks for name in rank.device_names]
         names += [summary.device_name for summary in self.summaries if summary.device_name]
         return next(iter(names), None)
+
+    @property
+    def traced_devices(self) -> str:
+        """The names of the devices traced, each with their number; empty where none is recorded."""
+        counts: Counter[str] = Counter()
+        for summary in self.summaries:
+            if summary.device_name is not None and summary.on_device:
+                counts[summary.device_name] += max(1, summary.parallelism.devices)
+        return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
     @property
     def foreign_format(self) -> str | None:

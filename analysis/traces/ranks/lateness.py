@@ -22,6 +22,8 @@ MOST_CHANCE = 0.05
 # bytes: buffers of a model, whose transfer time is negligible next to a wait
 SMALL_BROADCAST = 1 << 20
 _NOTABLE_LATENESS = 0.05  # of a step
+_FEWEST_MARGINS = 3  # steps, from which on how much their margins differ is judged
+_LEAST_SPREAD = 0.01  # of the mean margin: no smaller spread is believed
 _NAMED = 3  # ranks that take turns, in a message
 
 
@@ -173,6 +175,8 @@ class LastRank:
     share: float = 1.0  # of all waiting, 0..1
     in_every_repeat: bool = True  # whether no other rank is last more often in any of them
     others: tuple[tuple[int, int], ...] = ()
+    # `chance_of_margins`; None where the number of its steps alone can decide
+    margin_chance: float | None = None
 
     @property
     def stands_out(self) -> bool:
@@ -185,7 +189,9 @@ class LastRank:
 
     @property
     def chance(self) -> float:
-        """That of some rank to be last in so many steps, if all ranks were alike."""
+        """That of some rank to be last in so many steps, or so evenly, if all ranks were alike."""
+        if self.margin_chance is not None:
+            return self.margin_chance
         return chance_of_some_rank(self.ranks, self.steps, self.of_steps)
 
     @property
@@ -231,6 +237,24 @@ def chance_of_some_rank(ranks: int, steps: int, of_steps: int) -> float:
         for count in range(steps, of_steps + 1)
     )
     return min(1.0, ranks * tail)
+
+
+def chance_of_margins(margins_us: FloatColumn, ranks: int) -> float:
+    """Probability that some rank of `ranks` is late by so much, and so evenly, if all are alike.
+
+    A margin is what a rank costs each other one in a step, minus what another one costs on average.
+    One-sided t-test of their mean, times `ranks` (Boole's inequality). Assumption: margins of steps
+    are independent and normal. 1 with fewer than _FEWEST_MARGINS steps.
+    """
+    steps = len(margins_us)
+    if steps < _FEWEST_MARGINS:
+        return 1.0
+    from scipy.special import stdtr  # here, since its import takes 0.1 s
+
+    mean_us = float(margins_us.mean())
+    spread_us = max(float(margins_us.std(ddof=1)), _LEAST_SPREAD * abs(mean_us))
+    t = mean_us / spread_us * math.sqrt(steps) if spread_us else 0.0
+    return min(1.0, ranks * float(stdtr(steps - 1, -t)))
 
 
 def last_rank(collectives: Table) -> LastRank | None:
@@ -287,6 +311,16 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
         times_here = _sums(last.take(rows))
         in_every_repeat &= times_here.get(rank, 0.0) == max(times_here.values(), default=0.0)
     of_steps = len(_by_repeat(matched, "job_step"))
+    margin_chance = None
+    # where even a rank that is last in all steps might be so by chance
+    if chance_of_some_rank(ranks, of_steps, of_steps) > MOST_CHANCE:
+        of_others = -1.0 / max(ranks - 1, 1)
+        signs = np.where(lost["late_rank"] == rank, 1.0, of_others)
+        by_step_us = steps.sums(signs * lost["wait_us"])
+        # those in which nobody waited have no row
+        margins_us = np.zeros(of_steps)
+        margins_us[: len(steps)] = by_step_us
+        margin_chance = chance_of_margins(margins_us, ranks)
     return LastRank(
         rank=rank,
         ranks=ranks,
@@ -296,6 +330,7 @@ def _most_often_last(matched: Table, lost: Table, ranks: int) -> LastRank:
         share=lost_us[rank] / sum(lost_us.values()),
         in_every_repeat=in_every_repeat,
         others=tuple((other, int(times[other])) for other in others),
+        margin_chance=margin_chance,
     )
 
 
@@ -314,7 +349,8 @@ class LateRank:
     broadcasts if it is significantly late; `share` is its part of all exposed waiting.
     `lateness_us` is what each other rank loses, `exposed_us` is what those ranks expose.
     `idle_us` is its own idle time, `unlaunched_us` the part of it in which nothing was launched
-    for its device; None is unknown.
+    for its device; `compute_us` is its own compute, `others_compute_us` that of each other rank.
+    None is unknown.
     """
 
     last: LastRank
@@ -324,6 +360,15 @@ class LateRank:
     exposed_us: float
     idle_us: float | None = None
     unlaunched_us: float | None = None
+    compute_us: float | None = None
+    others_compute_us: float | None = None
+
+    @property
+    def computes_longer(self) -> bool:
+        """Whether longer compute explains most of its lateness."""
+        if self.compute_us is None or self.others_compute_us is None:
+            return False
+        return self.compute_us - self.others_compute_us > self.lateness_us / 2
 
     @property
     def rank(self) -> int:
@@ -363,4 +408,6 @@ def late_rank(windows: Table, last: LastRank | None, ledger: Ledger | None) -> L
         exposed_us=of_others.mean("exposed_us") or 0.0,
         idle_us=of_rank.mean("idle_us"),
         unlaunched_us=of_rank.mean("unlaunched_us"),
+        compute_us=of_rank.mean("compute_us"),
+        others_compute_us=of_others.mean("compute_us"),
     )

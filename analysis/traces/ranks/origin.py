@@ -32,6 +32,11 @@ class Origin(msgspec.Struct, frozen=True, order=True):
     reader: str = ""  # version of the code that read it
 
     @property
+    def content(self) -> tuple[str, int, str]:
+        """The same for a copy of the file, wherever it lies."""
+        return Path(self.file).name, self.size_bytes, self.tail
+
+    @property
     def key(self) -> str:
         """All of it but the folder, which may be moved."""
         return msgspec.json.encode(

@@ -64,7 +64,7 @@ RECORDS = Reader(
         rb'\A\x80[\x02-\x05]|"collective_seq_id"|"entries": ?\[|"(coll_perf|p2p_perf|dump_stats)"'
     ),
 )
-EXPORTS = Reader("nsys export", (".sqlite",), "trace_files", has_events=True)
+EXPORTS = Reader("nsys export", (".sqlite", ".sqlite.gz"), "trace_files", has_events=True)
 # refused with advice
 REPORTS = Reader("nsys report", (".nsys-rep",), "trace_files", has_events=True)
 TRACES = Reader("trace", (".json", ".json.gz"), "trace_files", has_events=True)
@@ -163,11 +163,7 @@ def _found_in(path: Path) -> FoundFiles:
 
 
 def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, str]:
-    """Why files of other formats are not read. A partial lies next to the traces that it was made
-    of, and an export next to its report.
-    """
-    if read is PARTIALS:
-        return {}
+    """Why files of other formats are not read. An export lies next to its report."""
     return {
         file: f"{file}: {reader.name}, not read, because its folder also holds another kind of file ({read.name})"
         for reader, files in by_reader.items()

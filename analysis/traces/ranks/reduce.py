@@ -110,12 +110,10 @@ def reduce_traces(
     written. A share of which nothing can be read is written all the same: joined with the others it
     tells of the traces that are missing.
     """
-    place = Path(out)
     host = socket.gethostname()
-    if place.suffix != PARTIAL_SUFFIX:
-        # A share's file is named by its number, since another host may continue it.
-        name = host if share is None else f"share-{share.name}"
-        place /= f"{name}{PARTIAL_SUFFIX}"
+    # A share's file is named by its number, since another host may continue it.
+    name = host if share is None else f"share-{share.name}"
+    place = _place(Path(out), name)
     check_overwritable(place)
     chosen = find_files(paths)
     if chosen.reader is PARTIALS:
@@ -137,6 +135,17 @@ def reduce_traces(
     made = _written(whole, place, read, kept=len(earlier.ranks))
     unfinished.unlink(missing_ok=True)
     return made
+
+
+def _place(out: Path, name: str) -> Path:
+    """The partial's file: `out`, or in that folder one with this name. Raises DpscopeError for a
+    file's name that is no partial's.
+    """
+    if out.suffix == PARTIAL_SUFFIX:
+        return out
+    if out.suffix and not out.is_dir():
+        raise DpscopeError(f"-o {out}: name a folder, or a file that ends in {PARTIAL_SUFFIX}")
+    return out / f"{name}{PARTIAL_SUFFIX}"
 
 
 def _join_into(place: Path, partials: Sequence[Path]) -> Reduced:

@@ -14,6 +14,7 @@ from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_wait
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
 from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_recordings
+from dpscope.analysis.traces.ranks.origin import origin_of
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
 from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, TraceSummary, Unread, join_ranks
@@ -103,9 +104,10 @@ def _read(
     named = {path for path in as_paths(paths) if not os.path.isdir(path)}
     parts: list[RankTables] = []
     holders: list[Path] = []
-    unread = [Unread(str(file), reason) for file, reason in traces.unread.items()]
+    unread: list[Unread] = []
     outcomes = read_files(traces.files, limits, progress, traces.reader)
-    for file, outcome in zip(traces.files, outcomes, strict=True):
+    read = zip(traces.files, outcomes, strict=True)
+    for file, outcome in read:
         if not isinstance(outcome, DpscopeError):
             parts.append(outcome)
             holders += [file] * len(outcome.ranks)
@@ -114,12 +116,21 @@ def _read(
         else:
             unread.append(Unread(str(file), str(outcome)))
     whole = join_ranks(parts, unread)
+    # a partial may lie next to the traces that it was made of
+    reduced = {rank.origin.content for rank in whole.ranks}
+    others = []
+    for file, reason in traces.unread.items():
+        origin = origin_of(file)
+        if origin is None or origin.content not in reduced:
+            others.append(Unread(str(file), reason))
+    whole = join_ranks([whole], others)
     if not whole.ranks:
-        reasons = [one.message for one in whole.unread]
-        reasons.append(
+        reason = (
             f"{traces.files[0]} contains no rank; name torch.profiler traces, or partials of them"
         )
-        raise none_read(reasons[0])
+        for unread_file in whole.unread[:1]:
+            reason = unread_file.message
+        raise none_read(reason)
     return whole, holders
 
 

@@ -33,6 +33,7 @@ from dpscope.analysis.traces.steps.data_parallel import (
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
+from dpscope.profiling.store.errors import DpscopeError
 
 _KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
 # smaller times count from another moment, such as the host's start, and are not compared
@@ -103,8 +104,13 @@ def named_collectives(attribution: Attribution) -> Table:
 
 
 def rank_tables(attribution: Attribution) -> RankTables:
-    """The tables of one rank."""
+    """The tables of one rank; raises DpscopeError for a trace without an event."""
     trace = attribution.trace
+    if not len(trace.events) and not trace.cut_short and not trace.unread:
+        raise DpscopeError(
+            f"{trace.source} holds no event with a duration: trace while steps run; the training may "
+            "have ended before the profiler's schedule reached its active steps"
+        )
     steps, exposed = step_tables(attribution)
     idle_device = (
         attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()

@@ -7,6 +7,9 @@ import numpy as np
 from dpscope.analysis.traces.reading.event_table import BoolColumn
 from dpscope.analysis.traces.reading.table import Table
 
+UNKNOWN_START = "what the device did before it was not recorded, so its start there is unknown"
+"""Why the first traced step of a device is partial."""
+
 STEP_KEYS = ("repeat", "rank", "device", "step")
 """What a row of a job's steps is of."""
 

@@ -107,8 +107,9 @@ class TraceText:
                 del buffer[: len(_BYTE_ORDER_MARK)]
             if not searched and buffer.startswith(_SQLITE_MAGIC):
                 raise DpscopeError(
-                    f"{path} holds a database, as an nsys export does: decompress it first if it is compressed (gunzip -k); "
-                    "in Python, read_traces reads it"
+                    f"{path} holds a database, as an nsys export does: "
+                    "let its name end in .sqlite.gz if it is compressed "
+                    "(in Python, read_traces reads it)"
                 )
             if begin := _EVENTS_KEY.search(buffer, searched) or _BARE_ARRAY.match(buffer):
                 break

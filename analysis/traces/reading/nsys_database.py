@@ -9,13 +9,15 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from isal import igzip, igzip_lib
 
 from dpscope.analysis.traces.reading.event_table import IntColumn
 from dpscope.analysis.traces.reading.json_events import NONE
@@ -23,12 +25,14 @@ from dpscope.profiling.records.finding import listed
 from dpscope.profiling.store.errors import DpscopeError, unreadable
 
 SUFFIX = ".sqlite"
+PACKED_SUFFIX = ".sqlite.gz"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 """How the files end that nsys records, which only nsys can read."""
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _SCHEMA_MAJOR = 3  # of the exports of 2022 to 2026
+_BLOCK_BYTES = 1 << 20
 _ROWS_AT_ONCE = 1 << 16
 _LOCKED_S = 1.0  # to wait for another program
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -40,7 +44,7 @@ Rows = list[tuple[Any, ...]]
 
 def is_export(path: Path) -> bool:
     """Whether a file is one of nsys or another database, by its name or its first bytes."""
-    if path.name.endswith((SUFFIX, *REPORT_SUFFIXES)):
+    if path.name.endswith((SUFFIX, PACKED_SUFFIX, *REPORT_SUFFIXES)):
         return True
     try:
         with open(path, "rb") as file:
@@ -50,9 +54,11 @@ def is_export(path: Path) -> bool:
 
 
 class NsysDatabase(AbstractContextManager["NsysDatabase"]):
-    """An open export. Raises DpscopeError for a file that is none or cannot be read."""
+    """An open export; a compressed one is unpacked for as long as it is open. Raises DpscopeError
+    for a file that is none, cannot be read or has more than `max_bytes`.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         if path.name.endswith(REPORT_SUFFIXES):
             report = quoted(path)
             raise DpscopeError(
@@ -60,9 +66,29 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
                 f"{SUFFIX} file"
             )
         self.path = path
-        in_wal_mode = _check_header(path)
-        uri = f"file:{quote(os.fspath(path.absolute()))}?mode=ro"
-        if in_wal_mode and not path.with_name(f"{path.name}-wal").exists():
+        self._unpacked = ExitStack()
+        with self._unpacked:  # removed unless all goes well
+            file = path
+            if path.name.endswith(PACKED_SUFFIX):
+                folder = self._unpacked.enter_context(TemporaryDirectory())
+                file = Path(folder) / path.stem
+                _unpack(path, file, max_bytes)
+            size = file.stat().st_size
+            if size > max_bytes:
+                raise DpscopeError(
+                    f"{path} has {size:,} bytes, more than are read: record fewer steps, or raise "
+                    "--max-bytes"
+                )
+            self._open(file)
+            self._unpacked = self._unpacked.pop_all()
+
+    def _open(self, file: Path) -> None:
+        """Connect to the database, which may be an unpacked copy of the export."""
+        in_wal_mode = _check_header(file, self.path)
+        name = quote(os.fspath(file.absolute()))
+        uri = f"file:{name}?mode=ro"
+        log = file.with_name(f"{file.name}-wal")
+        if in_wal_mode and not log.exists():
             uri += "&immutable=1"  # else SQLite creates files next to it
         with self._errors():
             self._connection = sqlite3.connect(uri, timeout=_LOCKED_S, uri=True)
@@ -81,6 +107,7 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
         trace: TracebackType | None,
     ) -> None:
         self._connection.close()
+        self._unpacked.close()
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; none where the export has no such table."""
@@ -208,16 +235,33 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _check_header(path: Path) -> bool:
+def _unpack(path: Path, place: Path, max_bytes: int) -> None:
+    """Decompress a file, up to a little more than `max_bytes`.
+
+    Raises DpscopeError for one that is damaged or cannot be read, and where the disk is full.
+    """
+    try:
+        with igzip.open(path, "rb") as packed, open(place, "wb") as file:  # type: ignore[no-untyped-call]
+            while block := packed.read(_BLOCK_BYTES):
+                file.write(block)
+                if file.tell() > max_bytes:
+                    break  # enough to be refused
+    except OSError as error:
+        raise DpscopeError(f"cannot decompress {path}: {error.strerror or error}") from error
+    except (EOFError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stubs call it a plain object
+        raise DpscopeError(f"cannot decompress {path}: {error}; copy it again") from error
+
+
+def _check_header(file: Path, path: Path) -> bool:
     """Whether the database uses a write-ahead log; raises DpscopeError for a file that is none, or
     is cut short.
 
     Source: sqlite.org/fileformat2.html, The Database Header.
     """
     try:
-        with open(path, "rb") as file:
-            header = file.read(_HEADER_BYTES)
-            size = file.seek(0, os.SEEK_END)
+        with open(file, "rb") as database:
+            header = database.read(_HEADER_BYTES)
+            size = database.seek(0, os.SEEK_END)
     except OSError as error:
         raise DpscopeError(unreadable(path, error)) from error
     if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:

@@ -281,7 +281,9 @@ class _ExportReader:
             missing = np.broadcast_to(np.int64(NONE), len(inside))
             part = {}
             for name, kind in _KINDS.items():
-                part[name] = columns[name][inside].astype(kind) if name in columns else missing
+                part[name] = missing
+                if name in columns:
+                    part[name] = columns[name][inside].astype(kind)
             own.parts.append(part)
             own.rows += len(inside)
         return places
@@ -292,13 +294,7 @@ def export_traces(path: Path, limits: ReadLimits) -> Iterator[Trace]:
 
     Raises DpscopeError for a file that is no export, cannot be read, or is larger than the limits.
     """
-    with NsysDatabase(path) as database:
-        size = path.stat().st_size
-        if size > limits.max_bytes:
-            raise DpscopeError(
-                f"{path} has {size:,} bytes, more than are read: record fewer steps, or raise "
-                "--max-bytes"
-            )
+    with NsysDatabase(path, limits.max_bytes) as database:
         reader = _ExportReader(database, limits)
         reader.read()
         session = _session(database)

@@ -79,15 +79,6 @@ def _is_of_several(attribution: Attribution) -> bool:
 
 def attribution_findings(attribution: Attribution) -> list[Finding]:
     """Findings about a trace's devices, steps and communication."""
-    trace = attribution.trace
-    if not len(trace.events) and not trace.cut_short and not trace.unread:
-        return [
-            TraceCode.TRACE_INCOMPLETE.finding(
-                f"{trace.source} holds no event with a duration",
-                "trace while steps run; the training may have ended before the profiler's schedule "
-                "reached its active steps",
-            )
-        ]
     parts = (
         _device_findings,
         _whole_graphs,
@@ -95,7 +86,10 @@ def attribution_findings(attribution: Attribution) -> list[Finding]:
         _step_findings,
         _unknown_communication,
     )
-    return [finding for part in parts for finding in part(attribution)]
+    findings: list[Finding] = []
+    for part in parts:
+        findings += part(attribution)
+    return findings
 
 
 def _device_findings(attribution: Attribution) -> Iterator[Finding]:
@@ -106,9 +100,9 @@ def _device_findings(attribution: Attribution) -> Iterator[Finding]:
     )
     if trace.unread:
         categories = ", ".join(f"{count:,} {name}" for name, count in trace.unread)
-        what_lacks = (
-            "its compute and communication are not given" if no_kernels else "no sum includes them"
-        )
+        what_lacks = "no sum includes them"
+        if no_kernels:
+            what_lacks = "its compute and communication are not given"
         message = f"{trace.source} holds events of a device in categories that dpscope does not read: {categories}; {what_lacks}"
         yield TraceCode.DEVICE_NOT_READ.finding(
             message, severity="error" if no_kernels else "warning"
@@ -138,7 +132,10 @@ def _no_kernels(attribution: Attribution) -> Finding:
 
 def _communication_not_shown(attribution: Attribution) -> Finding:
     source = attribution.trace.source
-    none_shown = "holds operators that communicate and nothing that shows how long they took: its communication is not given"
+    none_shown = (
+        "holds operators that communicate and nothing that shows how long they took: "
+        "its communication is not given"
+    )
     if attribution.trace.cut_short:
         text = f"what could be read of {source} {none_shown}"
         return TraceCode.TRACE_INCOMPLETE.finding(text, _WHOLE_FILE)

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 
-from dpscope.analysis.figures.step import stacked, wait_strips
+from dpscope.analysis.figures.step import measured_and_estimated, stacked, wait_strips
 from dpscope.analysis.figures.style import finish
 from dpscope.profiling.records.run import Cell
+from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
 from tests.helpers.run_cells import all_reduces, cell_data, windows
 
@@ -43,6 +45,20 @@ def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_fi
     assert tuple(text.xy) == pytest.approx((90.15, 1.0))  # type: ignore[attr-defined]
     box = text.get_window_extent()
     assert box.x1 < figure.get_figwidth() * figure.dpi
+
+
+def test_the_measured_bar_ends_in_the_interval_of_its_exposed_part() -> None:
+    """Of five repeats whose communication differs."""
+    compared = reported(FIVE_REPEATS).comparison
+    rows = [row for row in compared.rows.values() if row.communication_us is not None]
+    (axes,) = known(measured_and_estimated(compared)).axes
+    measured = next(bars for bars in axes.containers if isinstance(bars, ErrorbarContainer))
+    (lines,) = measured.lines[2]
+    drawn = [sorted(segment[:, 0]) for segment in lines.get_segments()]
+    for row, ends in zip(rows, drawn, strict=True):
+        hidden_us = known(row.number("hidden_us"))
+        bounds_us = [known(row.number(f"exposed_{end}_us")) for end in ("low", "high")]
+        assert ends == pytest.approx([(hidden_us + bound_us) / 1e3 for bound_us in bounds_us])
 
 
 @pytest.mark.parametrize("count", [2, 12])

@@ -24,7 +24,7 @@ def test_what_is_exposed_its_share_its_interval_and_its_parts() -> None:
         verdict_on(cell("ddp", 4, 32, exposed_low_us=15e3, exposed_high_us=25e3)).fact("cost")
     )
     assert found.lines == (
-        "communication adds 20.0 ms (15.0 to 25.0) to a 100 ms step, 20%: 0 waiting for late ranks, "
+        "communication takes 20.0 (15.0 to 25.0) of the 100 ms of a step, 20%: 0 waiting for late ranks, "
         "20.0 moving data",
         "devices compute 79.0 (79%), idle 1.0 (1%)",
         "10.0 ms more is hidden: compute runs at the same time",

@@ -6,6 +6,7 @@ import pytest
 import typer
 
 import dpscope.analysis as api
+from dpscope.analysis.costs.calibration_files import load_calibration
 from dpscope.launch.commands.analyze import AnalyzeRequest, analyze, runs_among
 from dpscope.profiling.records.equality import EQUALITY_FOLDER
 from dpscope.profiling.store.errors import DpscopeError
@@ -63,3 +64,18 @@ def test_the_first_screen_counts_the_findings_that_verbose_shows(
         analyze(AnalyzeRequest(flags={}, given={}, paths=paths, verbose=True))
     findings = capsys.readouterr().out.partition("\nFindings\n")[2]
     assert sum(line.startswith(("warning", "info")) for line in findings.splitlines()) == 4
+
+
+def test_a_file_that_is_not_there_is_named_with_its_option() -> None:
+    trace, nope = DATA / "a100x2_ddp_resnet50_rank0.json.gz", Path("nope")
+    with pytest.raises(DpscopeError, match=r"--nccl-log nope does not exist; name NCCL's log"):
+        analyze(AnalyzeRequest(flags={}, given={}, paths=[trace], nccl_log=[nope]))
+    with pytest.raises(DpscopeError, match=r"--topology nope does not exist; name a file of hosts"):
+        analyze(AnalyzeRequest(flags={}, given={}, paths=[trace], topology=nope))
+
+
+def test_a_file_that_is_no_calibration_is_called_that(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"a": 1}')
+    with pytest.raises(DpscopeError, match=r"wrong.json is no calibration that this dpscope reads"):
+        load_calibration(wrong)

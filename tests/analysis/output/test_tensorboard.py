@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dpscope.analysis.output.tensorboard import write_plugin_copies, write_tensorboard
+from dpscope.analysis.output.tensorboard import plugin_copy, write_plugin_copies, write_tensorboard
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
@@ -57,6 +57,34 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
         assert found[1:3] == pytest.approx([expected.hidden_us, expected.exposed_us], abs=1)
         compared += 1
     assert compared == 4
+
+
+def test_collectives_of_a_step_that_is_left_out_are_none_for_the_plugin(tmp_path: Path) -> None:
+    """A range of gloo and a kernel of NCCL launched in step 2; those of step 1 stay."""
+    events = []
+    for step, start in ((1, 0.0), (2, 1000.0)):
+        range_of = {"ph": "X", "pid": 1, "tid": 1, "dur": 900.0, "cat": "user_annotation"}
+        events.append({**range_of, "name": f"ProfilerStep#{step}", "ts": start})
+        events.append(
+            {**range_of, "name": "gloo:all_reduce", "ts": start + 800, "dur": 400.0, "tid": 2}
+        )
+        kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7}
+        events.append({**kernel, "ts": start + 950, "dur": 20.0, "args": {"correlation": step}})
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
+        events.append({**launch, "ts": start + 500, "dur": 5.0, "args": {"correlation": step}})
+    names = [
+        str(event["name"])
+        for event in plugin_copy({"traceEvents": events}, None, {2})["traceEvents"]
+    ]
+    assert names.count("nccl:all_reduce") == 1
+    assert [name for name in names if "gloo" in name] == [
+        "gloo:all_reduce",
+        "range of gloo:all_reduce",
+    ]
+    assert [name for name in names if "Step" in name] == [
+        "ProfilerStep#1",
+        "part of ProfilerStep#2",
+    ]
 
 
 @pytest.mark.process

@@ -104,6 +104,8 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
     assert report.verdict.fact("which") is None
+    ranks = ["mean of ranks", "rank 0, slowest", "rank 1, waits longest"]
+    assert [line[0] for line in report.first["step"].rows] == ranks
     assert {"time", "memory", "checks"} & set(report.tables) == set()
 
 
@@ -238,7 +240,7 @@ def test_a_trace_without_communication_costs_nothing(
     none = "none: there is no collective in the traces"
     # a kernel is launched 5 us before it begins
     idle = (
-        " of a 100 µs step devices compute 26.0 (26%), idle 74.0 (74%): for 69.0 µs the CPU had queued no work"
+        " a step takes 100 µs: devices compute 26.0 (26%), idle 74.0 (74%): for 69.0 µs the CPU had queued no work"
         if device
         else ""
     )

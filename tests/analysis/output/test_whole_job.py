@@ -109,8 +109,8 @@ def test_a_stopped_job_is_an_error_and_names_its_ranks() -> None:
     ("name", "first", "ranks"),
     [
         # the ranks that never began the oldest wait in nothing
-        ("lock_gil", "broadcast 84920", set(range(16)) - {9, 14}),
-        ("gpu_error", "all_gather 42806", set(range(16))),
+        ("lock_gil", "send 0->1 14147", set(range(16)) - {9, 14}),
+        ("gpu_error", "recv 3->2 13694", set(range(16))),
     ],
 )
 def test_a_stopped_job_shows_what_each_rank_waits_in(
@@ -134,3 +134,45 @@ def test_a_stopped_job_shows_what_each_rank_waits_in(
     )
     assert content["by_rank"] == []
     assert [one["code"] for one in content["findings"]] == ["collective_not_begun"]
+
+
+def test_the_csv_and_the_page_of_a_stopped_job_hold_what_each_rank_waits_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = DATA / "flight_recorder" / "lock_gil"
+    printed(folder, "csv", report=tmp_path / "report")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    by_rank = {rank: row for row in rows for rank in row["ranks"].split()}
+    assert set(by_rank) == {str(rank) for rank in range(16) if rank not in (9, 14)}
+    assert by_rank["8"]["waits_for"] == "9 14"
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h1>Flight Recorder: lock_gil</h1>" in page
+    assert "What had not completed, and why?" in page
+    assert page.index("What ranks wait in") < page.index('id="findings"')
+    assert 'id="bandwidth"' not in page
+    assert 'id="environment"' not in page
+
+
+def test_without_one_rank_s_log_what_is_unknown_is_missing_and_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight ranks rank 5 is late by 2 ms in each of 60 collectives, and rank 7's log is gone."""
+    ranks = [
+        [
+            log_line(rank, number, 310.0 if rank == 5 else 2310.0, header={"n_ranks": 8})
+            for number in range(60)
+        ]
+        for rank in range(7)
+    ]
+    folder = write_logs(tmp_path / "logs", ranks)
+    _, text = printed(folder, "table")
+    joined = " ".join(text.split())
+    assert "COST not separated into waiting and moving data: no record of rank 7" in joined
+    assert "rank 5 (node5) spends least in collectives (18.6 ms, the median rank 139 ms)" in joined
+    assert "NEXT Add the records of rank 7" in joined
+    printed(folder, "json")
+    content = json.loads(capsys.readouterr().out)
+    assert {round(row["communication_us"]) for row in content["by_rank"]} == {18_600, 138_600}
+    for name in ("transfer_us", "wait_us", "caused_us", "shorter_us", "last"):
+        assert {row[name] for row in content["by_rank"]} == {None}, name
+    assert (content["by_host"], content["by_time"], content["by_rank_and_time"]) == ([], [], [])

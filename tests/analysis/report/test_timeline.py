@@ -103,8 +103,11 @@ def test_an_unknown_wait_is_missing_and_never_zero() -> None:
     data = two_ranks()
     unmatched = data.tables.collectives.assign(wait_us=None, transfer_us=None, match=None)
     view = known(timeline_view(with_tables(data, collectives=unmatched)))
-    bars = [bar for lane in view.lanes for bar in lane.bars if bar.kind == "collective"]
-    assert [bar.wait_us for bar in bars] == [None, None]
+    bars = [bar for lane in view.lanes for bar in lane.bars if bar.duration_us and bar.detail]
+    assert [bar.wait_us for bar in bars if bar.kind == "unsplit"] == [None, None]
+    legend = legend_of([view])
+    assert legend["unsplit"] == "collective: waiting and transfer, not separated"
+    assert "collective" not in legend
 
 
 def test_the_legend_lists_what_is_drawn_and_nothing_else() -> None:

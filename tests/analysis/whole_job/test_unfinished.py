@@ -1,12 +1,19 @@
 """Who stopped a job: the jobs whose authors injected the fault, and made ones."""
 
+import shutil
 from pathlib import Path
 
+import pytest
+
+from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.whole_job.job import read_job
-from dpscope.analysis.whole_job.summary import summarise
+from dpscope.analysis.whole_job.summary import called, summarise
+from dpscope.analysis.whole_job.tables import waiting_rows
 from dpscope.analysis.whole_job.unfinished import Unfinished, unfinished_of
 from tests.helpers.collective_records import dump, entry, write_dumps
+from tests.helpers.known import known
+from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA
 
 
@@ -30,12 +37,13 @@ def test_no_rank_is_named_where_hosts_ran_ahead_of_dead_gpus() -> None:
     found = unfinished(folder)
     assert found is not None
     assert found.oldest is not None
-    assert found.oldest.stopped == ()
+    assert found.oldest.suspects == ()
     summary = summarise(read_job(find_files(folder), 1 << 30))
     texts = " ".join(fact.text for fact in summary.verdict.shown)
     assert "no record shows which" in texts
-    assert "rank 12" not in texts
-    assert "rank 14" not in texts
+    assert "rank 12 never began all_to_all 20537" in texts
+    assert "calls before it had not completed there, either" in texts
+    assert "look at rank" not in texts.lower()
 
 
 def pending(number: int) -> dict[str, object]:
@@ -53,11 +61,68 @@ def test_calls_in_flight_that_all_ranks_began_name_nobody(tmp_path: Path) -> Non
     assert not found.only
 
 
-def test_a_rank_that_is_not_read_is_not_named(tmp_path: Path) -> None:
-    dumps = [dump([pending(2)], range(3)), dump([pending(2)], range(3))]
-    found = unfinished(write_dumps(tmp_path, dumps))
-    assert found is not None
-    assert found.oldest is None
+def without(tmp_path: Path, *ranks: int) -> Path:
+    """The dumps of `lock_gil` but for these ranks'."""
+    folder = tmp_path / "dumps"
+    shutil.copytree(DATA / "flight_recorder" / "lock_gil", folder)
+    for rank in ranks:
+        (folder / f"_dump_{rank}").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("gone", "stopped", "missing"),
+    [
+        ((9, 14), (), (9, 14)),  # the ranks that stopped the job left no dump
+        ((9,), (14,), (9,)),
+        ((*range(8), *range(9, 16)), (), tuple(range(9, 16))),  # rank 8's dump alone
+        ((3,), (9, 14), ()),  # also where others left none
+    ],
+)
+def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
+    tmp_path: Path, gone: tuple[int, ...], stopped: tuple[int, ...], missing: tuple[int, ...]
+) -> None:
+    """A dead rank writes no dump."""
+    summary = summarise(read_job(find_files(without(tmp_path, *gone)), 1 << 30))
+    oldest = known(summary.not_begun)
+    assert called(oldest.call, oldest.number) == "all_to_all 45265"
+    assert (oldest.stopped, oldest.missing) == (stopped, missing)
+    suspects = as_ranges(sorted((*stopped, *missing)))
+    assert said(summary.verdict, "next").startswith(f"NEXT: Look at ranks {suspects} first")
+    (limit,) = [one for one in summary.verdict.limits if one.label == "INCOMPLETE"]
+    assert limit.lines[0].endswith(f" {as_ranges(sorted(gone))}")
+    assert any(one.severity == "error" for one in summary.findings)
+    if missing:
+        assert f"{as_ranges(missing)} left no record, and may never have" in said(
+            summary.verdict, "stopped"
+        )
+
+
+def test_transfers_show_who_waits_for_whom() -> None:
+    """Rank 0 sends to rank 8 in the pipeline, which waits for ranks 9 and 14."""
+    folder = DATA / "flight_recorder" / "lock_gil"
+    rows = waiting_rows(summarise(read_job(find_files(folder), 1 << 30)))
+    by_rank = {rank: row for row in rows for rank in row["ranks"]}
+    assert by_rank[0]["oldest"] == "send 0->1 14147"
+    assert (by_rank[0]["group_ranks"], by_rank[0]["waits_for"]) == ([0, 8], [8])
+    assert (by_rank[8]["oldest"], by_rank[8]["waits_for"]) == ("all_to_all 45265", [9, 14])
+
+
+def test_a_rank_that_never_began_a_transfer_is_named_where_all_collectives_were_begun(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 of two waits for rank 0's send."""
+    received = entry(
+        7,
+        profiling_name="nccl:recv 1<-0",
+        is_p2p=True,
+        p2p_seq_id=1,
+        state="scheduled",
+        retired=False,
+    )
+    folder = write_dumps(tmp_path, [dump([entry(1)]), dump([entry(1), received])])
+    oldest = known(known(unfinished(folder)).oldest)
+    assert (called(oldest.call, oldest.number), oldest.stopped) == ("recv 0->1 1", (0,))
 
 
 def shown(folder: Path) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ SITUATIONS = {
     "analyze TRAINED --tables": "--target-accuracy 90%",
     "analyze PARTIAL": LIMITS,
     "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T --topology topology.conf "
-    "--max-events 1000000",
+    "--max-events 1000000 --steps-by step",
     "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 --steps-by step {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",
     "whatif TRACE": "--cell ddp-d2-b8",

@@ -1,6 +1,7 @@
 """Exports of Nsight Systems: the values of real ones, and those of traces converted to exports."""
 
 import gzip
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.output.trace_tables import few_of_each_kind
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
+from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.dp import dp_trace
@@ -34,9 +36,18 @@ def real_export(name: str, folder: Path) -> Path:
     return path
 
 
-def test_a_compressed_export_is_to_be_decompressed() -> None:
-    with pytest.raises(DpscopeError, match=r"nsys_two_ranks.sqlite.gz holds a database, .*gunzip"):
-        analyze_traces([DATA / "nsys_two_ranks.sqlite.gz"])
+def test_a_compressed_export_is_read_as_it_is(tmp_path: Path) -> None:
+    packed = Path(shutil.copy(DATA / "nsys_two_ranks.sqlite.gz", tmp_path))
+    plain = analyze_traces([real_export("nsys_two_ranks", tmp_path)])
+    unpacked = analyze_traces([packed])
+    assert unpacked.steps.equals(plain.steps)
+    assert unpacked.summaries[0].source == f"{packed} (rank 0)"
+    limit = ReadLimits(max_bytes=100_000)
+    with pytest.raises(DpscopeError, match=r"sqlite.gz has [0-9,]+ bytes, more than are read"):
+        analyze_traces([packed], limit)
+    packed.write_bytes(packed.read_bytes()[:10_000])
+    with pytest.raises(DpscopeError, match=r"cannot decompress .*sqlite.gz"):
+        analyze_traces([packed])
 
 
 def test_two_real_ranks(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ from tests.generated_traces.generator import (
     write_trace,
 )
 from tests.helpers.many_ranks import equal_ranks
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 TABLES = (
     "steps",
@@ -210,7 +210,7 @@ def test_bad_partials_are_reported_in_a_line(
     empty.mkdir()
     with pytest.raises(
         DpscopeError,
-        match=r"holds no trace: no \*\.dpscope, \*\.sqlite, \*\.json, \*\.json\.gz or \*\.nsys-rep in it",
+        match=r"holds no trace: no \*\.dpscope, \*\.sqlite, \*\.sqlite\.gz, \*\.json, \*\.json\.gz or \*\.nsys-rep in it",
     ):
         analyze_traces(empty)
     write_partial(NO_RANKS, empty / "a.dpscope")
@@ -252,6 +252,21 @@ def test_files_are_found_by_their_names_and_read_as_one_format(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("")
     assert not holds_files(tmp_path / "notes")
+
+
+def test_traces_next_to_a_partial_of_others_are_not_dropped_in_silence(
+    traces: Path, tmp_path: Path
+) -> None:
+    """Those that the partial was made of are read by it, wherever they were then."""
+    folder = tmp_path / "moved"
+    shutil.copytree(traces, folder)
+    reduce_traces(traces, folder / "all.dpscope")
+    assert not [found for found in analyze_traces(folder).findings if found.code == "file_not_read"]
+    other = shutil.copy(DATA / "a100x2_ddp_resnet50_rank0.json.gz", folder)
+    (unread,) = [
+        found for found in analyze_traces(folder).findings if found.code == "file_not_read"
+    ]
+    assert f"{other}: trace, not read" in unread.message
 
 
 def test_a_folder_of_more_files_than_a_job_has_is_not_searched(
@@ -478,6 +493,14 @@ def test_a_failure_is_reported_in_a_line_and_changes_nothing(
         reduce_traces(traces, place)
     assert "\n" not in str(caught.value)
     assert (place.read_bytes() if place.exists() else b"") == before
+
+
+def test_a_name_that_is_no_partial_s_is_refused_and_makes_no_folder(
+    traces: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DpscopeError, match=r"out.json.gz: name a folder, or a file that ends in"):
+        reduce_traces(traces, tmp_path / "out.json.gz")
+    assert not (tmp_path / "out.json.gz").exists()
 
 
 def test_an_unwritable_output_is_reported(

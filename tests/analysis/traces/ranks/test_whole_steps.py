@@ -38,7 +38,7 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
         "as at the first use of a communicator; averages are of the other 4 steps"
     )
     cost = known(ReadJob(analysis).verdict.fact("cost"))
-    assert "communication adds 10.0 ms to a 55.0 ms step, 18%" in cost.text
+    assert "communication takes 10.0 of the 55.0 ms of a step, 18%" in cost.text
     assert "means over 4 traced steps of each rank, 1 far longer step left out" in cost.basis
     tables = {table.title: table for table in to_tables(analysis)}
     (collectives,) = (table for title, table in tables.items() if title.startswith("Collectives"))
