@@ -3,7 +3,7 @@ nccl-tests' logs.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -80,9 +80,8 @@ def calibration_from_logs(
         spans.setdefault(test.devices, set()).add(test.nodes)
     # what the user states holds for every count
     rates = {test.devices: link or _link_by_model(test) for test in tests}
-    for repeats in grouped(
-        ((test.collective, test.devices, test.nodes), test) for test in tests
-    ).values():
+    alike = grouped(((test.collective, test.devices, test.nodes), test) for test in tests)
+    for repeats in alike.values():
         _check_repeats(repeats)
     calibration = Calibration(
         schema_version=CALIBRATION_SCHEMA_VERSION,
@@ -126,35 +125,28 @@ def _check_repeats(tests: Sequence[LoggedTest]) -> None:
     """Raise DpscopeError unless the tests of a collective on one layout are one test and its
     repeats.
     """
-    first, devices = tests[0], counted(tests[0].devices, "device")
+    first = tests[0]
+    what = f"{first.collective} on {counted(first.devices, 'device')}"
     for other in tests[1:]:
-        names = dict.fromkeys((*first.variant, *other.variant))
-        differing = [name for name in names if first.variant.get(name) != other.variant.get(name)]
+        differing = dict(first.variant.items() ^ other.variant.items())
         if differing:
-            values = (
-                f"{name} {first.variant.get(name, 'unset')} and {other.variant.get(name, 'unset')}"
-                for name in differing
-            )
             raise DpscopeError(
-                f"{_where(first, other)}: different tests of {first.collective} on {devices} ({listed(list(values))}), of "
-                "which a calibration holds one; give only the rows of one"
+                f"{_where(first, other)}: tests of {what} that differ in {listed(sorted(differing))}, of which a "
+                "calibration holds one; give only the rows of one"
             )
     slowness = [_slowness(test, tests) for test in tests]
+    fast, slow = tests[slowness.index(min(slowness))], tests[slowness.index(max(slowness))]
     if max(slowness) > LARGEST_SPREAD * min(slowness):
-        fast, slow = tests[slowness.index(min(slowness))], tests[slowness.index(max(slowness))]
         size = max(_times(fast).keys() & _times(slow).keys())
-        times = (
-            f"{show_time(_times(test)[size])} on {listed(list(dict.fromkeys(test.hosts)))}"
-            for test in (fast, slow)
-        )
+        times = [show_time(_times(test)[size]) for test in (fast, slow)]
         raise DpscopeError(
-            f"{_where(fast, slow)}: {first.collective} of {show_bytes(size)} on {devices} takes {' and '.join(times)}: "
-            "too different for repeats of one test, and a calibration holds one; give only the log of one"
+            f"{_where(fast, slow)}: {show_bytes(size)} of {what} take {times[0]} on {fast.hosts[0]} and {times[1]} on "
+            f"{slow.hosts[0]}: too different for repeats of one test; give only the log of one"
         )
 
 
 def _where(test: LoggedTest, other: LoggedTest) -> str:
-    return " and ".join(dict.fromkeys(str(test.path) for test in (test, other)))
+    return " and ".join(dict.fromkeys(str(each.path) for each in (test, other)))
 
 
 def _times(test: LoggedTest) -> dict[int, float]:
@@ -197,26 +189,13 @@ def costs_at(path: Path, option: str = "--calibration") -> Calibration:
     """
     if calibration_path(path).is_file() and (path.is_dir() or path.suffix == ".json"):
         return load_calibration(path)
-    inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    for _, suffixes, read in _LOG_READERS:
-        if files := [file for file in inside if file.is_file() and file.suffix in suffixes]:
-            return read(files)
-    if path.is_file():
-        return calibration_from_logs([path])
+    files = [path]
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if file.suffix in LOG_SUFFIXES]
+    logs = [file for file in files if file.is_file()]
+    if logs:
+        return calibration_from_logs(logs)
     raise DpscopeError(
-        f"{option} {path}: neither a calibration.json, a folder that holds one, nor logs of {_known_logs()}; make one with "
-        "dpscope calibrate"
+        f"{option} {path}: neither a calibration.json, a folder that holds one, nor logs of nccl-tests "
+        f"({', '.join(LOG_SUFFIXES)}); make one with dpscope calibrate"
     )
-
-
-_LOG_READERS: tuple[tuple[str, tuple[str, ...], Callable[[Sequence[Path]], Calibration]], ...] = (
-    ("nccl-tests", LOG_SUFFIXES, calibration_from_logs),
-)
-"""Programs, the suffixes of their logs and what reads these; of a folder the first that is there.
-Other files are ignored. A reader gives a `Calibration` whose `source` names the program; every
-option that takes a calibration follows.
-"""
-
-
-def _known_logs() -> str:
-    return ", ".join(f"{program} ({', '.join(suffixes)})" for program, suffixes, _ in _LOG_READERS)

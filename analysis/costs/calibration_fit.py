@@ -68,8 +68,10 @@ class Curve:
 def _design(sizes_bytes: Values, breakpoints: Sequence[float]) -> Values:
     """A column of ones and, per piece, the bytes of each size that lie in it."""
     edges = np.array([0.0, *breakpoints, np.inf])
-    inside = np.minimum(np.maximum(sizes_bytes[:, None] - edges[:-1], 0.0), np.diff(edges))
-    return np.concatenate((np.ones((len(sizes_bytes), 1)), inside), axis=1)
+    beyond = np.maximum(sizes_bytes[:, None] - edges[:-1], 0.0)
+    inside = np.minimum(beyond, np.diff(edges))
+    ones = np.ones((len(sizes_bytes), 1))
+    return np.concatenate((ones, inside), axis=1)
 
 
 def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float]) -> Curve:
@@ -113,21 +115,25 @@ def choose_curve(sizes_bytes: Values, times_us: Values) -> Curve:
     Breakpoints are added one at a time where they reduce the error most, and each is then moved as
     long as that reduces it further: not every combination is tried.
     """
-    found = [fit_curve(sizes_bytes, times_us, ())]
+    curves = [fit_curve(sizes_bytes, times_us, ())]
     for _ in range(1, min(MOST_PIECES, len(sizes_bytes) // SIZES_PER_PIECE)):
-        if not (places := _placed(sizes_bytes, found[-1].breakpoints)):
+        places = _placed(sizes_bytes, curves[-1].breakpoints)
+        if not places:
             break
-        found.append(_with_one_more(sizes_bytes, times_us, places))
-    return min(found, key=lambda curve: _criterion(curve, sizes_bytes, times_us))
+        curves.append(_with_one_more(sizes_bytes, times_us, places))
+    return min(curves, key=lambda curve: _criterion(curve, sizes_bytes, times_us))
 
 
 def _with_one_more(
     sizes_bytes: Values, times_us: Values, places: Sequence[tuple[float, ...]]
 ) -> Curve:
     def best_of(places: Sequence[tuple[float, ...]]) -> tuple[float, Curve]:
-        curves = [fit_curve(sizes_bytes, times_us, place) for place in places]
-        errors = [float(np.mean(curve.relative_errors(sizes_bytes, times_us))) for curve in curves]
-        return min(zip(errors, curves, strict=True), key=lambda pair: pair[0])
+        fitted = []
+        for place in places:
+            curve = fit_curve(sizes_bytes, times_us, place)
+            errors = curve.relative_errors(sizes_bytes, times_us)
+            fitted.append((float(np.mean(errors)), curve))
+        return min(fitted, key=lambda pair: pair[0])
 
     error, best = best_of(places)
     improved = True
@@ -175,20 +181,18 @@ def fit_calibration(calibration: Calibration) -> Calibration:
     traces' transfers are.
     """
     timed = [point for point in calibration.points if point.size_bytes > 0 and point.times_us]
-    groups = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
-    fits = {
-        (fit.collective, fit.devices, fit.nodes, fit.statistic): fit for fit in calibration.fits
-    }
-    for layout, points in groups.items():
+    by_layout = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
+    had = {(fit.collective, fit.devices, fit.nodes, fit.statistic) for fit in calibration.fits}
+    fits = list(calibration.fits)
+    for layout, points in by_layout.items():
         if len({point.size_bytes for point in points}) == 1:
             continue
         for statistic, samples in _samples(points).items():
-            if (*layout, statistic) not in fits:
-                fits[*layout, statistic] = msgspec.structs.replace(
-                    fit_collective(samples), statistic=statistic
-                )
-    ordered = sorted(fits.values(), key=lambda fit: fit.statistic, reverse=True)
-    return msgspec.structs.replace(calibration, fits=tuple(ordered))
+            if (*layout, statistic) not in had:
+                fit = fit_collective(samples)
+                fits.append(msgspec.structs.replace(fit, statistic=statistic))
+    fits.sort(key=lambda fit: fit.statistic, reverse=True)
+    return msgspec.structs.replace(calibration, fits=tuple(fits))
 
 
 def _samples(points: Sequence[CalibrationPoint]) -> dict[Statistic, Sequence[CalibrationPoint]]:
@@ -208,15 +212,15 @@ def fit_collective(points: Sequence[CalibrationPoint]) -> CollectiveFit:
     iterations = [np.array(samples[int(size)]) for size in sizes]
     times = medians(iterations)
     curve = choose_curve(sizes, times)
-    generator, fitted = np.random.default_rng(0), curve.times_us(sizes)
     enough = min(map(len, iterations)) >= FEWEST_ITERATIONS
-    resampled = [
-        medians([generator.choice(values, len(values)) for values in iterations])
-        if enough
-        else fitted * generator.choice(times / fitted, len(times))
-        for _ in range(RESAMPLES)
-    ]
-    curves = [fit_curve(sizes, again, curve.breakpoints) for again in resampled]
+    generator, fitted = np.random.default_rng(0), curve.times_us(sizes)
+    curves = []
+    for _ in range(RESAMPLES):
+        if enough:
+            again = medians([generator.choice(values, len(values)) for values in iterations])
+        else:
+            again = fitted * generator.choice(times / fitted, len(times))
+        curves.append(fit_curve(sizes, again, curve.breakpoints))
     errors = curve.relative_errors(sizes, times)
     return CollectiveFit(
         collective=points[0].collective,
@@ -244,14 +248,13 @@ def _prediction_error(
     """
     if len(sizes) < FEWEST_SIZES:
         return None
-    errors = []
-    for index in range(len(sizes)):
+    errors: list[float] = []
+    for index, timed in enumerate(iterations):
         kept = np.arange(len(sizes)) != index
         without = fit_curve(sizes[kept], times[kept], curve.breakpoints)
-        parts = np.array_split(
-            iterations[index], max(1, len(iterations[index]) // FEWEST_ITERATIONS)
-        )
-        errors += list(without.relative_errors(np.full(len(parts), sizes[index]), medians(parts)))
+        parts = np.array_split(timed, max(1, len(timed) // FEWEST_ITERATIONS))
+        same_size = np.full(len(parts), sizes[index])
+        errors += without.relative_errors(same_size, medians(parts)).tolist()
     return float(np.quantile(errors, PREDICTED_SHARE, method="higher"))
 
 
@@ -308,21 +311,18 @@ def predict_us(fit: CollectiveFit, size_bytes: float) -> float:
 def extrapolated(fit: CollectiveFit, size_bytes: float) -> str | None:
     """How far a size is outside the measured ones; None if it is among them."""
     smallest, largest = fit.smallest_bytes, fit.largest_bytes
-    if size_bytes > largest:
-        times = (
-            f"{size_bytes / largest:.3g} times the largest size measured ({show_bytes(largest)})"
-        )
-        return f"{show_bytes(size_bytes)} is {times}: the last line is extended"
-    if size_bytes < smallest:
-        below = f"below the smallest size measured ({show_bytes(smallest)})"
-        return f"{show_bytes(size_bytes)} is {below}: the first line is extended"
-    return None
+    if smallest <= size_bytes <= largest:
+        return None
+    measured = f"{show_bytes(smallest)} to {show_bytes(largest)}"
+    return f"{show_bytes(size_bytes)} is outside the sizes measured ({measured})"
 
 
 def latency_share(fit: CollectiveFit, size_bytes: float) -> float:
     """The share of one call of `size_bytes` that an empty message takes, 0 to 1."""
     time_us = predict_us(fit, size_bytes)
-    return min(1.0, max(0.0, fit.pieces[0].alpha_us / time_us)) if time_us > 0 else 0.0
+    if time_us <= 0:
+        return 0.0
+    return min(1.0, max(0.0, fit.pieces[0].alpha_us / time_us))
 
 
 def piece_of(fit: CollectiveFit, size_bytes: float) -> FitPiece:
@@ -336,10 +336,10 @@ def find_fit(
     """The fit of a collective on exactly this many devices, of the slowest ranks where there is no
     other; None for none.
     """
-    fits = [
-        fit for fit in calibration.fits if (fit.collective, fit.devices) == (collective, devices)
-    ]
-    return next((fit for fit in fits if fit.statistic == statistic), fits[0] if fits else None)
+    asked = (collective, devices)
+    fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == asked]
+    fits.sort(key=lambda fit: fit.statistic != statistic)
+    return fits[0] if fits else None
 
 
 def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:

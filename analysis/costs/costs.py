@@ -92,34 +92,21 @@ class Costs(Known):
 
     def no_basis(self, place: Place) -> str:
         """Why there is no exact cost on these devices."""
-        if place.nodes == 1 and self.calibration is None:
+        if self.calibration is None and place.nodes == 1:
             return "no calibration and no link bandwidth known: calibrate, or give --link"
-        if place.nodes == 1:
-            return (
-                f"the calibration timed nothing on {counted(place.devices, 'device')}, and no link bandwidth is known: "
-                f"calibrate with --devices {place.devices}, or give --link"
-            )
-        spans = self.calibration.nodes_of(place.devices) if self.calibration is not None else None
-        made = (
-            "there is no calibration"
-            if spans is None
-            else f"the calibration was made on {counted(spans, 'node')}"
-        )
-        return f"the cell spans {place.nodes} nodes and {made}: give the link between them with --link, or nccl-tests' logs"
+        where = counted(place.devices, "device")
+        if place.nodes > 1:
+            where = f"{where} over {place.nodes} nodes"
+        return f"no calibration timed {where}, and no link bandwidth is known: calibrate there, or give --link"
 
     def _why_nothing(self, call: Call) -> str:
         devices = call.place.devices
         if call.exact:
             return self.no_basis(call.place)
+        where = "over several nodes" if call.place.nodes > 1 else "on one node"
         if self.place is None:
-            where = "over several nodes" if call.place.nodes > 1 else "on one node"
             return f"nothing was measured {where}; measure at {devices}"
-        if call.place.nodes == 1 and self.place.nodes > 1:
-            return (
-                f"{call.kind} was measured over several nodes, and {devices} devices of one were requested: run dpscope "
-                f"calibrate with --devices {devices}, or give --link"
-            )
-        return f"no {call.kind} was measured: run dpscope calibrate, or state the link with --link"
+        return f"no {call.kind} was measured {where}: run dpscope calibrate with --devices {devices}, or give --link"
 
 
 def machine_costs(

@@ -23,6 +23,12 @@ QUESTIONS = {
 }
 TRACED = "means of the traced steps"
 TIMED = "medians of the timed steps"
+_TIMES: dict[Shown, str] = {  # of a ratio of step times
+    "above": "slower",
+    "below": "faster",
+    "no_difference_shown": "no significant difference",
+    "too_few_samples": "not judged",
+}
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,13 @@ def ends(ratio: Estimate, name: str = "") -> str:
     if ratio.low is None or ratio.high is None:
         return "(too few repeats or steps for an interval)"
     return f"({name}{beside(ratio.low)} to {beside(ratio.high)})"
+
+
+def compared(strategy: str, other: str, ratio: Estimate) -> str:
+    """A ratio of step times in words, such as ``DP takes 1.30x DDP's step (1.20 to 1.40): slower``."""
+    times = f"{ratio.value or 0.0:.2f}x"
+    judged = _TIMES[verdict(ratio)]
+    return f"{strategy} takes {times} {other}'s step {ends(ratio)}: {judged}"
 
 
 def basis_of(ratio: Estimate) -> str:

@@ -1,6 +1,6 @@
 """Conclusions and warnings about a run: observation, meaning, next step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -26,7 +26,7 @@ from dpscope.analysis.runs.variant_savings import variant_findings
 from dpscope.analysis.text.units import show_share
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.training.findings import training_findings
-from dpscope.profiling.records.finding import Finding, counted, grouped
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.learning_codes import LearningCode
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.run_codes import RunCode
@@ -45,9 +45,14 @@ def conclusions(run: RunData, comparison: Comparison) -> list[Finding]:
 
     Those that are equal but for the cell are one, and so are those of _MERGED.
     """
-    found = _of_run(run, comparison) if run.recorded is not None else _of_traces(run, comparison)
-    advised = dict.fromkeys(seen.advised(not comparison.knows_options) for seen in found)
-    alike = grouped(((entry.severity, entry.code, entry.next_step), entry) for entry in advised)
+    findings = _of_traces(run, comparison)
+    if run.recorded is not None:
+        findings = _of_run(run, comparison)
+    in_a_script = not comparison.knows_options
+    advised = dict.fromkeys(finding.advised(in_a_script) for finding in findings)
+    alike = grouped(
+        ((finding.severity, finding.code, finding.next_step), finding) for finding in advised
+    )
     merged = chain.from_iterable(map(_merged, alike.values()))
     return sorted(merged, key=lambda finding: ("error", "warning", "info").index(finding.severity))
 
@@ -66,10 +71,9 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
             messages.append(message)
         yield msgspec.structs.replace(findings[0], message="; ".join(messages), about="")
         return
-    for observation, same in grouped(
-        (finding.observation, finding) for finding in findings
-    ).items():
-        about = ", ".join(entry.about for entry in same if entry.about)
+    by_observation = grouped((finding.observation, finding) for finding in findings)
+    for observation, same in by_observation.items():
+        about = ", ".join(finding.about for finding in same if finding.about)
         message = f"{about}: {observation}" if about else observation
         yield msgspec.structs.replace(same[0], message=message, about=about)
 
@@ -100,16 +104,7 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from repeat_findings(run)
     # What cells on shared cores lack is cores: plan_findings states it, once.
     conclusive = {data.name for data in run.measured if not data.no_scaling}
-    yield from (
-        gap_finding(gap)
-        for gap in comparison.gaps
-        if gap.ratio.value is not None and gap.ddp in conclusive
-    )
-    yield from (
-        strategy_cost_finding(cost)
-        for cost in comparison.costs
-        if cost.ratio.value is not None and cost.cell in conclusive
-    )
+    yield from _of_strategies(comparison, conclusive)
     for row in comparison.rows.values():
         if row.cell in conclusive:
             yield from _of_times(row)
@@ -117,9 +112,10 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from prediction_findings(comparison, shared_cores=run.manifest.device_type == "cpu")
     yield from scaling_findings(comparison)
     yield from variant_findings(run)
-    judged = [data for data in run.measured if data.name in conclusive]
-    yield from chain.from_iterable(map(straggler_finding, judged))
-    for data in judged:
+    for data in run.measured:
+        if data.name not in conclusive:
+            continue
+        yield from straggler_finding(data)
         if slowed_by_tracing(comparison.rows[data.name]) is None:
             yield from no_overlap_finding(data)
     yield from no_baseline(run, comparison)
@@ -129,17 +125,26 @@ def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
         yield LearningCode.TRAINING_INCOMPLETE.finding(run.untrained, severity="warning")
 
 
+def _of_strategies(comparison: Comparison, conclusive: Collection[str]) -> Iterator[Finding]:
+    """What pairs of cells show of their strategies."""
+    for gap in comparison.gaps:
+        if gap.ratio.value is not None and gap.ddp in conclusive:
+            yield gap_finding(gap)
+    for cost in comparison.costs:
+        if cost.ratio.value is not None and cost.cell in conclusive:
+            yield strategy_cost_finding(cost)
+
+
 def _not_measured(name: str, data: Job) -> Iterator[Finding]:
-    for result in data.results:
-        if result.status in ("ok", "skipped"):
-            continue
-        status = result.status.replace("_", " ")
-        action = f"read cells/{name}/repeat{result.repeat}/log.txt, fix the cause, and run again to retry it"
-        if result.status == "interrupted":  # by the user; the message says how to resume
+    failed = [result for result in data.results if result.status not in ("ok", "skipped")]
+    for result in failed:
+        log = f"cells/{name}/repeat{result.repeat}/log.txt"
+        action = f"read {log}, fix the cause, and run again to retry it"
+        if result.status == "interrupted":  # by the user
             action = "run the same command again to measure it"
-        yield RunCode.CELL_FAILED.finding(
-            f"{status}: {result.message}", action, about=f"{name}, repeat {result.repeat}"
-        )
+        status = result.status.replace("_", " ")
+        about = f"{name}, repeat {result.repeat}"
+        yield RunCode.CELL_FAILED.finding(f"{status}: {result.message}", action, about=about)
     if data.skip_reason and not data.measured:
         yield RunCode.CELL_SKIPPED.finding(f"left out: {data.skip_reason}", about=name)
 
@@ -151,10 +156,11 @@ def _above_peak(comparison: Comparison) -> Iterator[Finding]:
 
 def above_peak(row: CellRow) -> Iterator[Finding]:
     """That a cell's FLOPs need more than its device has, over the time in which a GPU computes."""
-    for share, peak in (
-        (_share_while_computing(row), "specified peak of its GPU while it computes"),
-        (row.cpu_peak_share, "measured CPU matmul peak"),
-    ):
+    shares = {
+        "specified peak of its GPU while it computes": _share_while_computing(row),
+        "measured CPU matmul peak": row.cpu_peak_share,
+    }
+    for peak, share in shares.items():
         if share is not None and share > 1:
             text = f"reaches {show_share(share)} of the {peak}"
             yield RunCode.ABOVE_PEAK.finding(text, about=row.cell)
@@ -169,29 +175,26 @@ def _share_while_computing(row: CellRow) -> float | None:
 
 
 def _of_times(row: CellRow) -> Iterator[Finding]:
-    median, average = row.samples_per_s, row.block_samples_per_s
-    if median and average:
-        apart = average / median - 1
-        if abs(apart) > THROUGHPUT_APART:
-            rate = f"{average:,.0f} samples/s over all steps"
-            text = f"{rate}, {apart:+.0%} from the median step's {median:,.0f}"
-            yield RunCode.WIDE_SPREAD.finding(text, about=row.cell)
+    median, average = row.samples_per_s or 0.0, row.block_samples_per_s or 0.0
+    apart = average / median - 1 if median and average else 0.0
+    if abs(apart) > THROUGHPUT_APART:
+        rate = f"{average:,.0f} samples/s over all steps"
+        text = f"{rate}, {apart:+.0%} from the median step's {median:,.0f}"
+        yield RunCode.WIDE_SPREAD.finding(text, about=row.cell)
     yield from tracing_findings(row)
 
 
 def _setting(run: RunData) -> Iterator[Finding]:
     """Conditions that matter for interpreting this run's numbers."""
-    strategies, manifest = {data.strategy for data in run.measured}, run.manifest
+    manifest = run.manifest
     workload = manifest.config.workload
-    synthetic = workload.data == "synthetic"
+    strategies = {data.strategy for data in run.measured}
     several = any_reducer(strategies) and len(strategies) > 1
-    if not synthetic and workload.workers_total is None and several:
+    if workload.data != "synthetic" and workload.workers_total is None and several:
         yield PlanCode.LOADER_WORKERS.finding(
             f"each process has {workload.workers} loader workers, so a DDP cell on N devices has N times as many as a DP one",
             "use --workers-total to keep the total equal",
         )
-    if synthetic and manifest.config.measurement.epochs is not None:
-        yield from _synthetic_epochs(run.measured, workload.samples)
     if manifest.device_type == "cpu" and manifest.script is not None:
         yield from _threads(run.measured)
 
@@ -204,19 +207,3 @@ def _threads(cells: Sequence[Job]) -> Iterator[Finding]:
     if len(set(by_cell.values())) > 1:
         each = ", ".join(f"{name} {threads}" for name, threads in by_cell.items())
         yield RunCode.THREADS_DIFFER.finding(f"threads of each process: {each}")
-
-
-def _synthetic_epochs(cells: list[Job], samples: int) -> Iterator[Finding]:
-    """Synthetic batches are always whole, so an epoch may train on more samples than the data set
-    has.
-    """
-    steps = {data.name: data.ranks[0][1].steps_per_epoch or 0 for data in cells}
-    most = max(cells, key=lambda data: steps[data.name] * data.cell.global_batch_size)
-    name, size = most.name, most.cell.global_batch_size
-    more = steps[name] * size / samples - 1
-    if more > 0:
-        yield RunCode.SYNTHETIC_EPOCHS.finding(
-            f"an epoch of {counted(samples, 'sample')} is timed as {steps[name]} whole batches of {size}: {more:.2%} more "
-            "than the data set, the largest excess of all cells",
-            about=name,
-        )

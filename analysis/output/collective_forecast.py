@@ -28,6 +28,8 @@ _NOTES = (
     "predictions are of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
 )
 
+_FALLING = "a larger size with a shorter time: near the smaller one the measured times exceed the law by more than its bytes add"
+
 
 def parse_counts(text: str) -> list[int]:
     """``64,256`` as device counts; raises DpscopeError."""
@@ -61,12 +63,26 @@ def print_forecasts(
         notes = list(dict.fromkeys(map(_source, rows)))
         if any(row.basis == "predicted" for row in known):
             notes = [*_noise(calibration, collective), *notes, *_NOTES]
+        if _falls(known):
+            notes.append(_FALLING)
         if known:
             title = f"{collective} by device count and size"
             print_table(console, table_of(title, _FIELDS, known, notes))
         else:
             print_sentences(console, [f"{collective}: {note}" for note in notes])
     print_findings(console, findings)
+
+
+def _falls(predictions: Sequence[CollectiveForecast]) -> bool:
+    """Whether a predicted time is below one of a smaller size on as many devices."""
+    longest: dict[int, float] = {}
+    for forecast in predictions:
+        time_us = forecast.time_us or 0.0
+        before_us = longest.get(forecast.devices, 0.0)
+        if forecast.basis == "predicted" and time_us < before_us:
+            return True
+        longest[forecast.devices] = max(before_us, time_us)
+    return False
 
 
 def _noise(calibration: Calibration, collective: str) -> Iterator[str]:

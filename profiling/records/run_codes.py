@@ -176,12 +176,6 @@ class RunCode(FindingCode):
         action="set OMP_NUM_THREADS to the same number for every device count, and measure again in "
         "another folder",
     )
-    SYNTHETIC_EPOCHS = Code(
-        "info",
-        meaning="Synthetic epochs consist of whole batches, so they are longer than the data set by "
-        "up to one batch.",
-        action="if that matters, choose --samples divisible by every global batch",
-    )
     NOT_COMPARED = Code(
         "warning",
         meaning="Cells of two compared runs cannot be called slower or faster: they have no "

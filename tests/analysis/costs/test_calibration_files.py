@@ -236,7 +236,7 @@ def test_repeats_are_merged_unless_they_disagree(tmp_path: Path) -> None:
     for text in ("\n".join([*a, *b]), labelled):
         with pytest.raises(
             DpscopeError,
-            match=r"2.10 MB on 2 devices takes 128.0 µs on a and 234.0 µs on b: too different",
+            match=r"2.10 MB of all_reduce on 2 devices take 128.0 µs on a and 234.0 µs on b: too different",
         ):
             calibration_from_logs([write(tmp_path, text)])
 

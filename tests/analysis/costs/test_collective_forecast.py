@@ -116,6 +116,26 @@ def test_most_truths_are_inside_and_errors_are_within_the_aims(tmp_path: Path) -
     assert 0.85 <= sum(inside) / len(inside) <= 0.99
 
 
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_times_that_fall_with_the_size_are_explained(tmp_path: Path, factor: float) -> None:
+    """Two sizes take 3 times as long on every measured count, so that twice the bytes seem
+    faster.
+    """
+    times = {
+        devices: {
+            size: time * (factor if size in (MIB // 2, MIB) else 1.0) for size, time in own.items()
+        }
+        for devices, own in quiet().times_us((4, 8, 16)).items()
+    }
+    calibration = calibrated(tmp_path, times)
+    predicted = [one.time_us or 0.0 for one in forecasts(calibration, [32])]
+    assert (predicted == sorted(predicted)) is (factor == 1.0)
+    console = Console(file=io.StringIO(), width=200)
+    print_forecasts(calibration, [32], "table", console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("a larger size with a shorter time" in text) is (factor > 1.0)
+
+
 @pytest.mark.parametrize("text", ["", "64,", "1", "many", "-4", "64;128"])
 def test_counts_that_are_none_are_one_line(text: str) -> None:
     with pytest.raises(DpscopeError, match="write device counts"):

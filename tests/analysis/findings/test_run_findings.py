@@ -17,7 +17,6 @@ from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.profiling.records.run import Cell, CellResult
 from tests.helpers.examples import loaded
-from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
 from tests.helpers.run_cells import run_of, timed_cell, with_ranks, with_tables
 from tests.helpers.trainings import write_trained
@@ -30,35 +29,6 @@ def run() -> RunData:
 
 def codes(run: RunData) -> dict[str, str]:
     return {finding.code: finding.message for finding in conclusions(run, compare(run))}
-
-
-@pytest.mark.long
-def test_whole_synthetic_batches_beyond_the_data_set_are_reported(run: RunData) -> None:
-    """4 batches of 16 (two devices) are 64 samples where 50 were requested: 28% more."""
-
-    def excess(samples: int, epochs: int | None = 1) -> str | None:
-        """Of the example run as if it had timed epochs of so many synthetic samples, in 4 steps a
-        cell.
-        """
-        had = run.manifest.config
-        config = msgspec.structs.replace(
-            had,
-            workload=msgspec.structs.replace(had.workload, samples=samples, data="synthetic"),
-            measurement=msgspec.structs.replace(
-                had.measurement, epochs=epochs, steps=None if epochs else 10
-            ),
-        )
-        cells = {name: with_ranks(data, steps_per_epoch=4) for name, data in run.cells.items()}
-        changed = replace(
-            run, recorded=msgspec.structs.replace(run.manifest, config=config), cells=cells
-        )
-        return codes(changed).get("synthetic_epochs")
-
-    assert (
-        "d2-b8: an epoch of 50 samples is timed as 4 whole batches of 16: 28.00% more than"
-        in known(excess(50))
-    )
-    assert excess(64) is excess(50, epochs=None) is None
 
 
 def test_the_cell_whose_repeats_differ_most_is_named_first() -> None:
@@ -109,13 +79,9 @@ def with_steps(run: RunData, **factors: float) -> RunData:
 
 @pytest.mark.long
 def test_the_faster_strategy_is_named_with_its_factor(run: RunData) -> None:
+    assert "dp-host takes 0.50x DDP's step (0.5" in codes(with_steps(run, ddp=2.0))["strategy_gap"]
     assert (
-        "dp-host's step takes 0.50x DDP's: faster (95%"
-        in codes(with_steps(run, ddp=2.0))["strategy_gap"]
-    )
-    assert (
-        "dp-host's step takes 1.50x DDP's: slower (95%"
-        in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
+        "dp-host takes 1.50x DDP's step (1.5" in codes(with_steps(run, dp_host=1.5))["strategy_gap"]
     )
     assert "no significant difference" in codes(with_steps(run))["strategy_gap"]
     alone = replace(
