@@ -86,6 +86,9 @@ class ModuleCalls:
             kind.__call__ = wrapper  # type: ignore[method-assign]
         self._listeners[kind][id(module)] = listener
 
+    def __contains__(self, module: nn.Module) -> bool:
+        return id(module) in self._listeners.get(type(module), {})
+
     def remove(self, module: nn.Module) -> None:
         self._listeners.get(type(module), {}).pop(id(module), None)
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import os
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from dpscope.profiling.store.folders import (
 
 _NAME_KEY = "dpscope/attached"
 _COUNT_KEY = "dpscope/attached/processes"
+_MAX_WAIT_S = 10.0  # for processes that never communicate, and so need not begin together
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,20 @@ def missing_processes(place: Place) -> int:
     """How many processes of a job that torchrun did not start run the script without dpscope; 0 if
     unknown.
 
-    Processes that train together have all joined once one of them is traced.
+    Processes that train together have all joined once one of them is traced; for others this waits
+    up to _MAX_WAIT_S.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if place.world_size == 1 or by_torchrun or not distributed.is_initialized():
         return 0
     store = distributed.distributed_c10d._get_default_store()
+    deadline_s = time.monotonic() + _MAX_WAIT_S
     try:
-        return place.world_size - int(store.add(_COUNT_KEY, 0))
+        while True:
+            missing = place.world_size - int(store.add(_COUNT_KEY, 0))
+            if not missing or time.monotonic() > deadline_s:
+                return missing
+            time.sleep(0.05)
     except distributed.DistError:  # the process that holds the store has left the process group
         return 0
 

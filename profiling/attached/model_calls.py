@@ -4,7 +4,7 @@ training.
 
 import gc
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,9 @@ from dpscope.profiling.attached.interception import ModuleCalls
 from dpscope.profiling.attached.step_cycles import StepEvents
 from dpscope.profiling.records.matrix import Amp
 
-_INPUTS = (
-    2  # training calls whose inputs are compared between processes, and whose precision is seen
-)
+_INPUTS = 2  # training calls whose inputs and precision are seen
 _COMPARED_VALUES = 4096
+_MAX_WRAPPERS = 3  # around a model, such as a task, DDP and torch.compile's module
 
 
 @dataclass(slots=True)
@@ -79,6 +78,9 @@ class ModelCalls:
                 # DDP calls it once per call; a validation may call it directly
                 called = module.module
             self._hooks.add(called, self._called)
+            for inside in _wrapped_in(module):
+                if inside not in self._hooks:
+                    self._hooks.add(inside, self._called_inside)
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
@@ -119,6 +121,14 @@ class ModelCalls:
                 self._step.each.append(first.size(0))
             else:
                 self._step.each.append(samples_of([*args, *kwargs.values()]) or 0)
+
+    def _called_inside(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._may_record and torch.cuda.is_current_stream_capturing():
+            return
+        if not is_grad_enabled():  # validations often call the wrapped module
+            self._step.other += not module.training
 
     def _note_precision(self) -> None:
         if torch.is_autocast_enabled(self._device_type):
@@ -176,6 +186,28 @@ def _checksum(inputs: Sequence[object]) -> int | None:
         return None
     values = tensor.detach().flatten()[:_COMPARED_VALUES].to("cpu", torch.float64)
     return None if bool((values == values[:1]).all()) else zlib.crc32(values.numpy().tobytes())
+
+
+def _wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that `module` only wraps, outermost first: each holds all parameters of the
+    module around it.
+
+    Modules wrapped by torch.compile are omitted: it traces through calls inside them.
+    """
+    for _ in range(_MAX_WRAPPERS):
+        if (
+            inner_module(module) is not module
+            or getattr(module, "_compiled_call_impl", None) is not None
+        ):
+            return
+        count = sum(1 for _ in module.parameters())
+        inside = [
+            child for child in module.children() if sum(1 for _ in child.parameters()) == count
+        ]
+        if len(inside) != 1 or not count:
+            return
+        (module,) = inside
+        yield module
 
 
 def _has_parameters(module: nn.Module) -> bool:
