@@ -121,6 +121,8 @@ def test_jobs_of_other_sizes_compare_their_common_ranks(
     after = write_jobs(tmp_path / "after", Planted(slower={15: 1.5}), 1)
     (after / "0_1.pt.trace.json").unlink()
     assert print_comparison(before, after, None, "json", Terminal()) == 3
+    assert json.loads(capsys.readouterr().out)["step_changes"] == []  # unless one insists
+    print_comparison(before, after, None, "json", Terminal(), force=True)
     (change,) = json.loads(capsys.readouterr().out)["step_changes"]
     assert change["ranks"] == [0]
     assert change["notes"][0] == "only the ranks that both runs traced are compared: 0"

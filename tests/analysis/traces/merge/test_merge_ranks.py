@@ -103,8 +103,16 @@ def contents(events: Sequence[Event]) -> Counter[tuple[object, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("files", [V100[:2], A100, GLOO], ids=["v100", "a100", "gloo"])
-def test_nothing_is_lost(files: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        # two ranks of eight, whose collectives have no counterpart on the others
+        pytest.param(V100[:2], {"collectives_unmatched", "clocks_as_recorded"}, id="v100"),
+        pytest.param(A100, set(), id="a100"),
+        pytest.param(GLOO, set(), id="gloo"),
+    ],
+)
+def test_nothing_is_lost(files: list[Path], expected: set[str], tmp_path: Path) -> None:
     trace, made = merged(files, tmp_path)
     originals = [load(file)["traceEvents"] for file in files]
     assert contents(trace["traceEvents"]) == sum(
@@ -113,7 +121,7 @@ def test_nothing_is_lost(files: list[Path], tmp_path: Path) -> None:
     assert [rank.events for rank in made.ranks] == [
         sum(event["ph"] != "M" for event in events) for events in originals
     ]
-    assert made.findings == ()
+    assert {finding.code for finding in made.findings} == expected
     for position, events in enumerate(originals):
         of_rank = [
             event for event in trace["traceEvents"] if event.get("id", -1) // 10**10 == position
