@@ -135,7 +135,11 @@ def link_gb_per_s(cell: CellView) -> float:
     ).gb_per_s
 
 
-@BANDWIDTH.column("calibrated", "bandwidth", "Rate of the same messages in the calibration")
+@BANDWIDTH.column(
+    "calibrated",
+    "bandwidth",
+    "Rate by the calibration's fit for messages of these sizes, without compute",
+)
 def calibrated_gb_per_s(cell: CellView) -> float:
     """One after another with nothing else running: DDP's all-reduces, under DP everything."""
     if cell.costs.calibration is None:

@@ -335,10 +335,10 @@ def rate_table(report: Results) -> TextTable:
         Field("link", "link_gb_per_s", "bandwidth", "the link's specification, one way"),
         Field("busbw/link", "transfer_of_link", _PERCENT),
         Field(
-            "calibrated at these sizes",
+            "calibrated",
             "calibrated_gb_per_s",
             "bandwidth",
-            "busbw of messages of the same sizes, timed alone",
+            "busbw that the calibration's fit gives for messages of these sizes, without compute",
         ),
         Field("busbw/calibrated", "transfer_of_calibration", _PERCENT),
     )
