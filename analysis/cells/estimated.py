@@ -270,7 +270,7 @@ def ring_error_us(cell: CellView) -> float:
 @ESTIMATES.column(
     "ring's rate",
     "text",
-    "specification: the link's, from --link or NVML; else calibration: the bus bandwidth by its fit at its largest size",
+    "specification: the link's, from --link or NVML; else calibration: the fastest rank's busbw by its fit at its largest size",
 )
 def ring_source(cell: CellView) -> str:
     return ring_rates(cell)[0].source

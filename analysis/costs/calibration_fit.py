@@ -352,11 +352,14 @@ def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
 
 
 def measured_bus_gb_per_s(calibration: Calibration, fit: CollectiveFit) -> float | None:
-    """The same by the median of the calls of that size; None where they are not stored."""
+    """The same by the median of the calls of that size, of the fit's rank; None where they are not
+    stored.
+    """
     for point in calibration.points:
         place = (point.collective, point.devices, point.size_bytes)
         if place == (fit.collective, fit.devices, fit.largest_bytes):
-            time_us = float(np.median(point.times_us))
+            times_us = point.shortest_us if fit.statistic == "shortest" else point.times_us
+            time_us = float(np.median(times_us))
             return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, time_us)
     return None
 

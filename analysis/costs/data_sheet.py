@@ -51,7 +51,9 @@ class RingRate:
 
 
 def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
-    """The link's rate, else the fitted bus bandwidth at the largest calibrated size."""
+    """The link's rate, else the fitted bus bandwidth at the largest calibrated size: of the fastest
+    rank where that was recorded, since the formula is judged by transfers.
+    """
     link = known.link(place)
     if link is None:
         return _calibrated_rate(known, kind, place)
@@ -65,14 +67,15 @@ def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
 
 def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
     calibration = known.calibrated(place)
-    fit = known.fit(kind, place)
+    fit = known.fit(kind, place, "shortest")
     if calibration is None or fit is None:
         return None
     rate = largest_bus_gb_per_s(fit)
     if rate is None:
         return None
     measured = measured_bus_gb_per_s(calibration, fit)
-    by = "the bus bandwidth by"
+    whose = "the fastest rank's" if fit.statistic == "shortest" else "the"
+    by = f"{whose} bus bandwidth by"
     if moved_as(kind, calibration.backend) != kind:
         # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the
         # formula's rate

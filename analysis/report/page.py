@@ -236,8 +236,8 @@ GLOSSARY: Mapping[str, str] = {
     "bus bandwidth": "Bytes over transfer time, times 2(N−1)/N for an all-reduce on N ranks (other collectives: other factors)."
     " It can be compared with a link's specification for any N; nccl-tests prints it as busbw.",
     "ring formula": "The time that a ring all-reduce of all gradients needs at a given bandwidth: 2(N−1)/N × bytes / bandwidth. "
-    "The bandwidth is the link's specification if the link is known, else the bus bandwidth by the calibration's fit at its "
-    "largest size.",
+    "The bandwidth is the link's specification if the link is known, else the fastest rank's bus bandwidth by the "
+    "calibration's fit at its largest size.",
     "calibration": "Collectives timed alone, by size, before the cells. Predictions of a run's communication are based on it.",
     "weak": "Weak scaling: the batch per device stays the same, so the global batch grows with the devices. Weak "
     "efficiency is t_1(b)/t_N(b): 100% means that N devices finish N times the samples in the same time.",

@@ -5,6 +5,7 @@ By hand.
 import msgspec
 import pytest
 
+from dpscope.analysis.costs.calibration_fit import fit_calibration
 from dpscope.analysis.costs.contention import contention_of, contention_ratios
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
@@ -17,7 +18,7 @@ from dpscope.profiling.records.links import Interconnect
 from tests.helpers.known import known
 from tests.helpers.nvml_records import ReplayedNvml
 from tests.helpers.paths import DATA
-from tests.helpers.run_cells import calibration
+from tests.helpers.run_cells import calibration, timed
 
 
 def recorded(machine: str) -> Interconnect:
@@ -89,6 +90,23 @@ def test_the_calibrated_rate_gives_back_the_time_that_was_calibrated() -> None:
     assert "7.5 GB/s, the bus bandwidth by the calibration's fit at 1.00 MB" in rate.description
     assert all_reduce_rate(costs, 2) is None  # 2 ranks were not calibrated
     assert all_reduce_rate(Costs(calibration=calibration({"broadcast": (1.0, 1.0)})), 2) is None
+
+
+def test_the_calibrated_rate_is_of_the_fastest_rank_as_the_transfers_that_judge_it() -> None:
+    """2 ranks, bus factor 1: the fastest take S / 2 GB/s, the slowest twice as long."""
+    points = []
+    for point in timed(2, 0.0, 2.0, (1000, 100_000, 1_000_000)):
+        slowest_us = tuple(2 * time_us for time_us in point.times_us)
+        points.append(
+            msgspec.structs.replace(point, times_us=slowest_us, shortest_us=point.times_us)
+        )
+    unfitted = msgspec.structs.replace(calibration({}), points=tuple(points))
+    measured = fit_calibration(unfitted)
+    rate = known(all_reduce_rate(Costs(calibration=measured), 2))
+    assert (rate.gb_per_s, rate.measured_gb_per_s) == pytest.approx((2.0, 2.0), rel=1e-3)
+    assert rate.description.startswith(
+        "2 GB/s, the fastest rank's bus bandwidth by the calibration's fit at 1.00 MB"
+    )
 
 
 def test_a_calibration_of_one_node_predicts_no_cell_over_two() -> None:
