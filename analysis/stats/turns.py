@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Values = npt.NDArray[np.float64]
-CLEAR = 2.0  # times its standard error, from which a drift is taken out
+CERTAIN = 0.995  # quantile of Student's t that a drift must exceed to be taken out
 
 
 class TurnSamples(list[_Values]):
@@ -44,19 +44,22 @@ def unexplained(levels: _Values, values: _Values) -> tuple[_Values, int]:
 
 
 def clear_drift(left: _Values, places: _Values, freedom: int) -> Drift | None:
-    """The drift of logarithms over places, both without levels of cells and turns; None if it is
-    not clear.
+    """The drift of logarithms over places, both without levels of cells and turns; None if 0 lies
+    in its 99% interval.
 
     `freedom`: degrees of freedom of the logarithms. Places that are the same in every turn show
     none.
     """
+    from scipy.special import stdtrit
+
     information, rest = float(np.sum(places**2)), freedom - 1
     if information < 1e-9 or rest < 1:
         return None
     slope = float(left @ places) / information
     explained = slope**2 * information
     others = max(0.0, float(np.sum(left**2)) - explained)
-    return Drift(slope, information, explained) if explained * rest > CLEAR**2 * others else None
+    least = float(stdtrit(rest, CERTAIN)) ** 2
+    return Drift(slope, information, explained) if explained * rest > least * others else None
 
 
 def places_of(repeats: Sequence[_Values]) -> _Values | None:
