@@ -245,7 +245,9 @@ def compare(
     return Comparison(
         rows=rows,
         gaps=tuple(_gap(rows, dp, ddp, spread) for dp, ddp in strategy_pairs(run)),
-        scaling=scaling_series(batched, lambda cell: single_device_baselines(run, cell), spread),
+        scaling=scaling_series(
+            batched, lambda cell: single_device_baselines(run.measured, cell), spread
+        ),
         choices=scaling_choices(batched, spread),
         predictions=tuple(row for rows_of_cell in by_cell for row in rows_of_cell),
         collective_costs=costs,
@@ -309,6 +311,7 @@ def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> di
     compared with.
     """
     peaks = cpu_peaks(run.measured)
+    unmeasured = [data for data in run.cells.values() if not data.measured]
     views = {
         name: CellView(
             data,
@@ -322,8 +325,10 @@ def views_of(run: RunData, costs: Costs, flops: StatedFlops | None = None) -> di
         for name, data in run.cells.items()
     }
     for view in views.values():
-        singles = single_device_baselines(run, view.data.plan)
-        view.singles.update({batch: views[single.cell.name] for batch, single in singles.items()})
+        planned = single_device_baselines(unmeasured, view.data.plan)
+        measured = single_device_baselines(run.measured, view.data.plan)
+        singles = {**planned, **measured}
+        view.singles.update({batch: views[single.name] for batch, single in singles.items()})
     return views
 
 

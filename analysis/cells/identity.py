@@ -89,9 +89,17 @@ def on_several_devices(cell: CellView) -> None:
 
 def single_at_same_batch(cell: CellView) -> CellView:
     """The cell of one device at the same batch per device."""
-    return known(cell.singles.get(batch_size(cell)), NO_SAME_BATCH)
+    return _measured_single(cell, batch_size(cell), NO_SAME_BATCH)
 
 
 def single_at_global_batch(cell: CellView) -> CellView:
     """The cell of one device at the global batch."""
-    return known(cell.singles.get(global_batch_size(cell)), NO_GLOBAL_BATCH)
+    return _measured_single(cell, global_batch_size(cell), NO_GLOBAL_BATCH)
+
+
+def _measured_single(cell: CellView, batch: int, none_planned: str) -> CellView:
+    """Raises Missing where none was planned, or the planned one was not measured."""
+    single = known(cell.singles.get(batch), none_planned)
+    if not single.data.measured:
+        raise Missing(f"{single.data.name} was not measured ({status(single)})")
+    return single

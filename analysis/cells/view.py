@@ -65,7 +65,7 @@ class CellView:
     costs: Costs = field(default_factory=Costs)  # of collectives, on the machine
     spreads: RunSpreads = field(default_factory=RunSpreads)  # of all cells of the run
     singles: dict[int, "CellView"] = field(default_factory=dict)
-    """The measured single-device cells that it is compared with, by batch size."""
+    """The single-device cells that it is compared with, by batch size, also unmeasured ones."""
     peaks: CpuPeaks = field(default_factory=dict)  # of all cells of the run
     flops: StatedFlops | None = None  # as a user states them of a cell that did not count them
     workload: Workload | None = None  # of the run; None for traces

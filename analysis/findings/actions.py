@@ -27,6 +27,7 @@ NOTABLE_SAVING = 0.02  # of a step: a smaller part is within the variation betwe
 # throughput of a larger batch over this one, from which on it is recommended
 BATCH_GAIN = 1.1
 _AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
+RUN_AGAIN = "Run again without --fresh: that measures only what is missing"
 _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
 
@@ -51,6 +52,7 @@ class Situation:
     late_samples: str | None = None
     add_baseline: str | None = None  # how, where the cell was not compared with one device
     noisy: bool = False  # repeats differ so much that this limits all facts
+    incomplete: bool = False  # planned repeats were not measured
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     lines = list(found.fact.lines)
     if situation.add_baseline is not None:
         lines.insert(0, capital(situation.add_baseline))
-    if situation.more_repeats is not None:
+    if situation.incomplete:
+        lines.insert(0, RUN_AGAIN)
+    elif situation.more_repeats is not None:
         option = f"--repeats {situation.more_repeats}"
         purpose = f"Measure more repeats to decide ({option})"
         if situation.noisy:
@@ -257,8 +261,8 @@ def _of_idle(situation: Situation, ledger: Ledger) -> str:
 
 
 def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> Iterator[Action]:
-    """DataParallel's copies of the model: DDP makes none, but is not chosen where it was measured
-    and is no faster.
+    """Copies of the model within one process: DDP makes none, but is not chosen where it was
+    measured and is no faster.
     """
     if ledger.exposed_other_us is None:
         return
@@ -267,12 +271,20 @@ def _copies(rows: Sequence[CellRow], chosen: CellRow, ledger: Ledger) -> Iterato
         traits_of(row.strategy).reducer for row in rows if (row.devices, row.batch_size) == case
     )
     advice = "use DDP: DP copies the model in every step and hides none of that"
-    if with_ddp:
+    if traits_of(chosen.strategy).stands_for:
+        advice = "measure DDP (no copies)"
+    elif with_ddp:
         advice = (
             "larger batch per device, so that each copy of the model serves more samples; DDP makes no copies, "
             "but is not clearly faster here"
         )
-    yield Action(UNSPLIT, ledger.exposed_other_us, advice, ledger.traced_step_us)
+    yield _unsplit(ledger, ledger.exposed_other_us, advice)
+
+
+def _unsplit(ledger: Ledger, other_us: float, advice: str) -> Action:
+    """Exposed communication that is not split into waiting and transfer."""
+    bounds = ledger.intervals.get("exposed_other")
+    return Action(UNSPLIT, other_us, advice, ledger.traced_step_us, bounds=bounds)
 
 
 def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
@@ -281,7 +293,7 @@ def _communication(situation: Situation, ledger: Ledger) -> Iterator[Action]:
     if ledger.exposed_wait_us is None or ledger.exposed_transfer_us is None:
         if ledger.exposed_other_us is not None:
             advice = _to_split(situation.not_split)
-            yield Action(UNSPLIT, ledger.exposed_other_us, advice, step_us)
+            yield _unsplit(ledger, ledger.exposed_other_us, advice)
         return
     yield from _waiting(situation, ledger, ledger.exposed_wait_us)
     yield Action(

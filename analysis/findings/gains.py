@@ -59,7 +59,7 @@ def _other_estimates(
 ) -> dict[str, float]:
     data = run.cells[cell]
     found: dict[str, float] = {}
-    single = single_device_baselines(run, data.cell).get(series.batch_size)
+    single = single_device_baselines(run.measured, data.cell).get(series.batch_size)
     if single is None:
         return found
     # at the same batch per device, a step of several trains more samples
@@ -90,7 +90,7 @@ def no_baseline(run: RunData, comparison: Comparison) -> Iterator[Finding]:
         and data.knows_samples
         and not data.trained_alone
         and {data.cell.batch_size, data.global_batch_size}.isdisjoint(
-            single_device_baselines(run, data.cell)
+            single_device_baselines(run.measured, data.cell)
         )
     ]
     if without:

@@ -9,15 +9,16 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import tracing_findings
 from dpscope.analysis.findings.predictions import noisy_calibration
-from dpscope.analysis.runs.run_data import RunData
+from dpscope.analysis.runs.run_data import RunData, missing_repeats
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.finding import Finding, grouped
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 # largest over smallest median of a cell's repeats, above which a warning precedes all facts
 REPEATS_APART = 1.3
 NOISY = "NOISY"
+MISSING = "MISSING"
 _CALIBRATED = "each calibrated size predicted by a fit of the others; 90% of the errors are smaller"
 
 
@@ -28,6 +29,8 @@ def on_shared_cores(run: RunData) -> list[Job]:
 
 def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
     """What limits all facts that follow."""
+    if missing := [*_missing(run)]:
+        yield _limit(MISSING, *missing, basis="repeats that ended well, of those planned")
     if noisy := _noisy(run, comparison, case):
         apart = f"{REPEATS_APART - 1:.0%}"
         differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
@@ -55,6 +58,13 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
     return Fact("limits", label, lines, basis)
 
 
+def _missing(run: RunData) -> Iterator[str]:
+    """The repeats of planned cells that are missing."""
+    for repeats, names in missing_repeats(run).items():
+        cells = ", ".join(names)
+        yield f"{cells}: {repeats}"
+
+
 def _too_few_cores(run: RunData) -> Iterator[Fact]:
     cores_by_reason = grouped((data.no_scaling, data.cores) for data in on_shared_cores(run))
     for why, (cores, *_) in cores_by_reason.items():
@@ -65,23 +75,31 @@ def _too_few_cores(run: RunData) -> Iterator[Fact]:
 
 
 def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[str]:
-    """That steps changed within a round of all cells, and what the findings state of the case."""
-    drift = run.spreads.step.drift
-    if drift is not None:
-        change = drift.slope * (len(run.measured) - 1)  # a logarithm
-        share = percent(abs(np.expm1(change)))
-        direction = "shorter"
-        if change > 0:
-            direction = "longer"
-        yield (
-            f"steps became {share} {direction} within a round of all cells: "
-            "ratios and efficiency leave that out, times do not"
-        )
+    """What the findings state of a round of all measured cells, and of the case's cells."""
+    for finding in round_drift(run):
+        yield finding.message
     for row, data in _with_baselines(run, comparison, case):
         findings = [*data.findings, *tracing_findings(row)]
         for finding in findings:
             if finding.code == RunCode.DRIFT.code:
                 yield finding.message
+
+
+def round_drift(run: RunData) -> Iterator[Finding]:
+    """That steps changed within a round of all measured cells."""
+    drift = run.spreads.step.drift
+    if drift is None:
+        return
+    change = drift.slope * (len(run.measured) - 1)  # a logarithm
+    share = percent(abs(np.expm1(change)))
+    direction = "shorter"
+    if change > 0:
+        direction = "longer"
+    yield RunCode.DRIFT.finding(
+        f"steps became {share} {direction} within a round of all measured cells: "
+        "ratios and efficiency leave that out, times do not",
+        "watch clocks and temperature: `dpscope doctor`, and pause between runs",
+    )
 
 
 def _with_baselines(

@@ -14,6 +14,7 @@ from dpscope.analysis.findings.comparisons import (
 )
 from dpscope.analysis.findings.gains import no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, tracing_findings
+from dpscope.analysis.findings.limits import round_drift
 from dpscope.analysis.findings.no_overlap import (
     no_overlap_finding,
     straggler_finding,
@@ -102,6 +103,7 @@ def recorded_findings(run: RunData) -> Iterator[Finding]:
 def _of_run(run: RunData, comparison: Comparison) -> Iterator[Finding]:
     yield from recorded_findings(run)
     yield from repeat_findings(run)
+    yield from round_drift(run)
     # What cells on shared cores lack is cores: plan_findings states it, once.
     conclusive = {data.name for data in run.measured if not data.no_scaling}
     yield from _of_strategies(comparison, conclusive)

@@ -6,19 +6,19 @@ one case: the largest number of devices measured and, among their cells, the lar
 device at which the strategies were compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
-from dpscope.analysis.findings.actions import Situation, next_fact
+from dpscope.analysis.findings.actions import RUN_AGAIN, Situation, next_fact
 from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
 from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, ends, percent
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
-from dpscope.analysis.findings.limits import NOISY, limits, on_shared_cores, timed_rows
+from dpscope.analysis.findings.limits import MISSING, NOISY, limits, on_shared_cores, timed_rows
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
@@ -181,8 +181,8 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
     gain = gain_of(run, comparison, chosen.cell)
     which, strategy = _which(comparison, chosen, gap, gain)
     limiting = tuple(limits(run, comparison, case))
-    noisy = NOISY in {limit.label for limit in limiting}
-    situation = _situation(run, comparison, chosen, gain, noisy)
+    labels = {limit.label for limit in limiting}
+    situation = _situation(run, comparison, chosen, gain, labels)
     begun = Verdict(
         _setting(run, comparison, data),
         limiting,
@@ -194,10 +194,15 @@ def run_verdict(run: RunData, comparison: Comparison) -> Verdict:
 
 
 def _situation(
-    run: RunData, comparison: Comparison, chosen: CellRow, gain: Gain | None, noisy: bool
+    run: RunData,
+    comparison: Comparison,
+    chosen: CellRow,
+    gain: Gain | None,
+    limit_labels: Collection[str],
 ) -> Situation:
     """What the next step after a run depends on."""
     data = run.cells[chosen.cell]
+    noisy = NOISY in limit_labels
     late = None
     if slowed_by_tracing(chosen) is None:
         late = _notable_late(data, chosen.ledger)
@@ -213,6 +218,7 @@ def _situation(
         slower=shown == "below",
         more_repeats=_more_repeats(run) if undecided or noisy else None,
         noisy=noisy,
+        incomplete=MISSING in limit_labels,
         launch_bound=any(finding.code == TraceCode.LAUNCH_BOUND.code for finding in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
         add_baseline=_add_baseline(run, comparison, chosen) if gain is None else None,
@@ -296,9 +302,12 @@ def _nothing_parallel(run: RunData, comparison: Comparison) -> Verdict:
     jobs = comparison.unmeasured_jobs
     if jobs:
         more = f"Attach again on {' and '.join(jobs)}: its finding gives the reason why nothing was measured"
+    limiting = tuple(limits(run, comparison, ()))
+    if MISSING in {limit.label for limit in limiting}:
+        more = RUN_AGAIN
     none = "no strategy on several devices was compared with one device"
     facts = (Fact("which", "NO CHOICE", (none,)), _next(more))
-    return Verdict(_setting(run, comparison, None), tuple(limits(run, comparison, ())), facts)
+    return Verdict(_setting(run, comparison, None), limiting, facts)
 
 
 def _largest_case(comparison: Comparison) -> list[CellRow]:

@@ -74,7 +74,7 @@ def _row(report: Results, data: Job) -> dict[str, Any]:
         "batch_size": data.cell.batch_size,
         "epoch_us": _epoch_us(data),
     }
-    singles = single_device_baselines(report.run, data.cell)
+    singles = single_device_baselines(report.run.measured, data.cell)
     for letter, batch in (("b", data.cell.batch_size), ("g", data.cell.global_batch_size)):
         single = singles.get(batch)
         alone_us = _epoch_us(single) if single is not None else None

@@ -423,8 +423,8 @@ def repeats_text(run: RunData) -> str:
     return f"{min(counts)} to {counted(max(counts), 'repeat')}"
 
 
-def repeat_findings(run: RunData) -> Iterator[Finding]:
-    """Findings about missing repeats, and about runs of a single repeat.
+def missing_repeats(run: RunData) -> dict[str, list[str]]:
+    """The cells with fewer repeats than planned, by what they have, such as ``0 of 5 repeats``.
 
     Begun, finished or not, are the most repeats of any cell. That is not the plan's number: cells
     measured by hand follow none.
@@ -440,12 +440,16 @@ def repeat_findings(run: RunData) -> Iterator[Finding]:
     for name, count in counts.items():
         planned = run.manifest.repeats_by_cell.get(name, most)
         if count < planned:
-            repeats = counted(planned, "repeat")
-            measured = f"{count} of {repeats} measured"
-            fewer.setdefault(measured, []).append(name)
-    for measured, names in fewer.items():
-        yield RunCode.REPEATS_MISSING.finding(measured, about=", ".join(names))
-    if max(counts.values()) == 1 and not fewer:
+            fewer.setdefault(f"{count} of {counted(planned, 'repeat')}", []).append(name)
+    return fewer
+
+
+def repeat_findings(run: RunData) -> Iterator[Finding]:
+    """Findings about missing repeats, and about runs of a single repeat."""
+    fewer = missing_repeats(run)
+    for repeats, names in fewer.items():
+        yield RunCode.REPEATS_MISSING.finding(f"{repeats} measured", about=", ".join(names))
+    if max(measured_repeats(run).values()) == 1 and not fewer:
         unknown = "the spread between repeats is unknown, so no comparison has an interval"
         yield RunCode.FEW_SAMPLES.finding(
             f"one repeat of each cell: {unknown}", "measure with --repeats 2 or more"

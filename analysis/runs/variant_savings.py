@@ -3,7 +3,7 @@ saves or costs.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -142,8 +142,8 @@ def _finding(saving: VariantSaving) -> Finding:
     )
 
 
-def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
-    """The measured single-device cells that a cell is compared with, by batch size: the same
+def single_device_baselines(cells: Iterable[Job], cell: Cell | None) -> dict[int, Job]:
+    """Of the cells those of a single device that a cell is compared with, by batch size: the same
     options.
 
     Accumulation may differ if the micro-batches are of one size: a script that keeps its global
@@ -153,7 +153,7 @@ def single_device_baselines(run: RunData, cell: Cell | None) -> dict[int, Job]:
     if cell is None:
         return {}
     options = shared_options(cell.options)
-    singles = [data for data in run.measured if data.traits.baseline]
+    singles = [data for data in cells if data.traits.baseline]
     same = [data for data in singles if shared_options(data.cell.options) == options]
     alike = [
         data

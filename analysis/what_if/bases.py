@@ -126,7 +126,7 @@ def base_of_loaded(
     )
     ledger = run.spreads.ledger(data)
     if ledger is not None:
-        single = single_device_baselines(run, cell).get(cell.batch_size)
+        single = single_device_baselines(run.measured, cell).get(cell.batch_size)
         ledger = with_contention(ledger, cell_contentions(data, single))
     contention = contention_of_ledger(ledger)
     step_us = pooled_median(data.step_samples())

@@ -42,7 +42,9 @@ class RunCode(FindingCode):
     )
     DRIFT = Code(
         "warning",
-        meaning="Steps become longer or shorter in the course of a repeat.",
+        meaning="Steps become longer or shorter in the course of a repeat, until they were traced, "
+        "or within a round of all measured cells. Ratios and efficiency leave out a drift within a "
+        "round.",
         action="warm up longer (--warmup), or monitor clocks and temperature",
         of_many_cells=True,
     )

@@ -71,6 +71,18 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length(
     assert known(found.saves_us) == 1e3 * float(length.split()[0])
 
 
+def test_copies_of_the_model_are_a_reason_to_use_ddp_and_have_their_interval() -> None:
+    """Of DataParallel; its stand-in is none, so it is a reason to measure DDP."""
+    parts = {"exposed_wait_us": None, "exposed_transfer_us": None, "exposed_other_us": 20e3}
+    for strategy, advice in (("dp", "use DDP: DP copies"), ("dp-host", "measure DDP (no copies)")):
+        row = cell(strategy, 4, 32, **parts)
+        ledger = replace(known(row.ledger), intervals={"exposed_other": Interval(18e3, 22e3)})
+        row = replace(row, ledger=ledger)
+        fact = next_fact([row], Situation(row, None, on_device=False)).fact
+        assert advice in fact.text
+        assert fact.basis == "means of the traced steps; 95% interval 18.0 to 22.0 ms"
+
+
 def with_interval(part: str, low_us: float, high_us: float, **values: Any) -> CellRow:
     """A row whose ledger has the interval of a part."""
     row = cell("ddp", 4, 32, **values)

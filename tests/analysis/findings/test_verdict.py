@@ -9,9 +9,11 @@ import pytest
 
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.known import known
@@ -174,6 +176,23 @@ def test_the_missing_baseline_is_the_first_thing_to_measure(tmp_path: Path) -> N
     assert "single --out" not in said(run_verdict(both, compare(both)), "next")
 
 
+def test_planned_cells_that_were_not_measured_are_the_first_thing_to_measure() -> None:
+    """DDP is missing, then the single device; a run that holds all that was planned has no limit."""
+    single, ddp, host = Cell("single", 1, 8), Cell("ddp", 2, 8), Cell("dp-host", 2, 8)
+    for lost in (ddp, single):
+        cells = [timed_cell(cell, 1e3, 1e3) for cell in (single, ddp, host) if cell != lost]
+        whole = run_of(*cells)
+        run = replace(whole, cells=whole.cells | {lost.name: planned_job(lost)})
+        compared = compare(run)
+        found = run_verdict(run, compared)
+        assert limits(found)["MISSING"] == f"{lost.name}: 0 of 2 repeats"
+        first, *_ = known(found.fact("next")).lines
+        assert first.removeprefix("1. ").startswith("Run again without --fresh")
+        assert "MISSING" not in limits(run_verdict(whole, compare(whole)))
+    reason = f"{single.name} was not measured (not run)"
+    assert compared.rows[ddp.name].reasons["same_local_batch_us"] == reason
+
+
 def drifting(slope: float) -> RunData:
     """Three cells in three turns and orders; each measurement takes as much more than the one
     before, as a logarithm.
@@ -201,7 +220,12 @@ def test_verdict_and_table_leave_a_clear_drift_out_alike() -> None:
     found = run_verdict(run, compared)
     assert "1.60x one device" in said(found, "which")
     assert "80% efficient" in said(found, "which")
-    assert limits(found)["DRIFT"].startswith("steps became 6% longer within a round of all cells")
+    drift = "steps became 6% longer within a round of all measured cells"
+    assert limits(found)["DRIFT"].startswith(drift)
+    (reported,) = (
+        finding for finding in conclusions(run, compared) if finding.message.startswith(drift)
+    )
+    assert reported.code == RunCode.DRIFT.code
     by_medians = known(compared.rows["single-d1-b8"].step_us) / known(row.step_us)
     assert by_medians != pytest.approx(0.8, rel=0.02)
     steady = limits(run_verdict(drifting(0.0), compare(drifting(0.0))))

@@ -39,14 +39,18 @@ def in_readme(after: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lost", [None, "ddp-d2-b128", "single-d1-b128"])
 def test_what_is_printed_of_a_run_fits_a_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
     monkeypatch.chdir(tmp_path)
+    if lost is not None:
+        shutil.rmtree(Path("run_cpu/cells", lost))
     of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
     assert max(map(len, of_run)) <= 80
     assert 10 < len(of_run) <= 24
+    assert ("MISSING " in "".join(of_run)) is (lost is not None)
 
 
 @pytest.mark.long
