@@ -24,7 +24,14 @@ from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
-from tests.helpers.sweeps import half_written, parent_of, processes_of, torchruns_of, wait_until
+from tests.helpers.sweeps import (
+    command_of,
+    half_written,
+    parent_of,
+    processes_of,
+    torchruns_of,
+    wait_until,
+)
 
 RATE_MBIT = 200
 LARGEST_BYTES = 4 << 20
@@ -236,8 +243,14 @@ def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(
     """An agent that is killed on node 1 is as silent as a cut network."""
     command = slow_run(hosts, tmp_path / "run")
     if victim == "rank 1":
-        started = [one for one in processes_of(command.out) if "RANK=1" in environment_of(one)]
-        (worker,) = [one for one in started if parent_of(one) in torchruns_of(command.out)]
+        torchruns = [
+            torchrun
+            for torchrun in torchruns_of(command.out)
+            if b"--node-rank=1" in command_of(torchrun)
+        ]
+        (worker,) = [
+            process for process in processes_of(command.out) if parent_of(process) in torchruns
+        ]
         os.kill(worker, signal.SIGKILL)
     else:
         command.send(signal.SIGKILL, 0)
@@ -249,13 +262,6 @@ def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(
     assert statuses == [1, 1]
     expected = "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
     assert message.startswith(expected)
-
-
-def environment_of(process: int) -> list[str]:
-    try:
-        return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-    except OSError:
-        return []
 
 
 def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goes_on(
