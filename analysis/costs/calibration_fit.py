@@ -358,7 +358,9 @@ def measured_bus_gb_per_s(calibration: Calibration, fit: CollectiveFit) -> float
     for point in calibration.points:
         place = (point.collective, point.devices, point.size_bytes)
         if place == (fit.collective, fit.devices, fit.largest_bytes):
-            times_us = point.shortest_us if fit.statistic == "shortest" else point.times_us
+            times_us = point.times_us
+            if fit.statistic == "shortest":
+                times_us = point.shortest_us
             time_us = float(np.median(times_us))
             return bus_gb_per_s(fit.collective, fit.largest_bytes, fit.devices, time_us)
     return None
@@ -373,5 +375,16 @@ def with_measured(fitted: str, measured_gb_per_s: float | None) -> str:
 
 def is_noisy(fit: CollectiveFit) -> bool:
     """Whether sizes are predicted from the others too badly to rely on."""
-    error = fit.prediction_relative_error
-    return error is not None and error > _UNRELIABLE
+    error = fit.prediction_relative_error or 0.0
+    return error > _UNRELIABLE
+
+
+def noisy_fits(calibration: Calibration) -> list[CollectiveFit]:
+    """Fits too bad to rely on: of each collective and count the worse of the ranks' two."""
+    noisy = list(filter(is_noisy, calibration.fits))
+    noisy.sort(key=lambda fit: fit.prediction_relative_error or 0.0)
+    worst: dict[tuple[str, int], CollectiveFit] = {}
+    for fit in noisy:
+        place = (fit.collective, fit.devices)
+        worst[place] = fit
+    return list(worst.values())

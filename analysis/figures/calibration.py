@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.cells.predicted import place_of
-from dpscope.analysis.costs.calibration_fit import find_fit, predict_us
+from dpscope.analysis.costs.calibration_fit import find_fit, is_noisy, predict_us
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
@@ -122,7 +122,7 @@ def draw_models(
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
         fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
-        axes.plot(curve, fitted, label="calibration's fit", **_CURVE)
+        axes.plot(curve, fitted, label=_fit_label(fit), **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
         if link is not None:
@@ -139,6 +139,13 @@ def draw_models(
         rate = f"{literal(link.name)}: {link.gb_per_s:.4g} GB/s"
         axes.annotate(rate, (sizes[0], link.gb_per_s), va="bottom")
         axes.margins(y=0.15)  # so that this text stays below the panel's title
+
+
+def _fit_label(fit: CollectiveFit) -> str:
+    """With the error of predicting its own sizes where that is too large to rely on."""
+    if is_noisy(fit):
+        return f"calibration's fit (off by up to {fit.prediction_relative_error:.0%})"
+    return "calibration's fit"
 
 
 MOST_PANELS = 4
@@ -228,7 +235,9 @@ def _trace_panel(
             mfc="none",
             label=f"trace, {cell}: mean",
         )
-    sizes_bytes = np.concatenate([rows["bytes"] for rows in by_cell.values()])
+    calibrated = _calibrated_points(kind, place, costs)
+    calibrated_bytes = [point.size_bytes for point in calibrated]
+    sizes_bytes = np.concatenate([*(rows["bytes"] for rows in by_cell.values()), calibrated_bytes])
     fit = costs.fit(kind, place, "shortest")
     link = costs.link(place)
     low, high = np.log10([sizes_bytes.min(), sizes_bytes.max()])
@@ -236,39 +245,33 @@ def _trace_panel(
     beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
     sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
     carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
-    _calibrated_points(axes, kind, carried_as, place, costs, sizes_drawn)
+    if calibrated:
+        # of the fastest rank where that is known, as transfers are
+        times_us = [float(median(point.shortest_us or point.times_us)) for point in calibrated]
+        axes.plot(
+            calibrated_bytes,
+            _rates(carried_as, place.devices, calibrated_bytes, times_us),
+            "x",
+            markersize=5,
+            color=COLOURS["predicted"],
+            label="calibration: median",
+        )
     draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
 
 
-def _calibrated_points(
-    axes: Axes, kind: str, carried_as: str, place: Place, costs: Costs, sizes: tuple[float, float]
-) -> None:
-    """The calibration's medians between two sizes, of the fastest rank where they are known, as
-    transfers are.
-    """
+def _calibrated_points(kind: str, place: Place, costs: Costs) -> list[CalibrationPoint]:
+    """The sizes of a collective that were calibrated on these devices."""
     calibrated = costs.calibrated(place)
     if calibrated is None:
-        return
-    points = [
+        return []
+    asked = (kind, place.devices)
+    return [
         point
         for point in calibrated.points
-        if (point.collective, point.devices) == (kind, place.devices)
-        and sizes[0] <= point.size_bytes <= sizes[1]
+        if (point.collective, point.devices) == asked and point.size_bytes > 0
     ]
-    if not points:
-        return
-    sizes_bytes = [point.size_bytes for point in points]
-    times_us = [float(median(point.shortest_us or point.times_us)) for point in points]
-    axes.plot(
-        sizes_bytes,
-        _rates(carried_as, place.devices, sizes_bytes, times_us),
-        "x",
-        markersize=5,
-        color=COLOURS["predicted"],
-        label="calibration: median",
-    )
 
 
 def _bandwidth_axes(axes: Axes) -> None:

@@ -6,7 +6,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.calibration_fit import is_noisy
+from dpscope.analysis.costs.calibration_fit import noisy_fits
 from dpscope.analysis.findings.facts import Scale
 from dpscope.analysis.text.units import show_bytes, show_share
 from dpscope.profiling.records.finding import Finding, Severity
@@ -97,8 +97,8 @@ def noisy_calibration(comparison: Comparison) -> Finding | None:
     used = {(collective.kind, collective.ranks) for collective in comparison.predictions}
     errors = [
         f"{fit.prediction_relative_error:.0%} ({fit.collective}, {fit.devices} devices)"
-        for fit in calibration.fits
-        if fit.statistic == "slowest" and (fit.collective, fit.devices) in used and is_noisy(fit)
+        for fit in noisy_fits(calibration)
+        if (fit.collective, fit.devices) in used
     ]
     if not errors:
         return None

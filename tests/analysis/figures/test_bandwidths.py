@@ -1,5 +1,6 @@
 """The figure of bus bandwidths: points of the traces and of the calibration, by hand."""
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -8,7 +9,15 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.figures.calibration import bandwidths
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
-from tests.helpers.run_cells import all_reduces, cell_data, fitted, run_of, timed, windows
+from tests.helpers.run_cells import (
+    all_reduces,
+    calibration,
+    cell_data,
+    fitted,
+    run_of,
+    timed,
+    windows,
+)
 
 DDP = Cell(strategy="ddp", devices=2, batch_size=8)
 
@@ -39,10 +48,27 @@ def test_the_trace_is_drawn_as_the_tables_state_it_next_to_the_calibrated_sizes(
     assert sizes == [2e6]
     assert rates == pytest.approx([1.0])
     sizes, rates = drawn(axes, "calibration: median")
-    assert set(sizes) <= {near, 2 * near, 4 * near}, (
-        "sizes far from those of the trace are left out"
-    )
-    assert rates == pytest.approx([4.0] * len(sizes))
+    assert sizes == [near, 2 * near, 4 * near, far]
+    assert rates == pytest.approx([4.0] * 4)
+    low, high = axes.get_xlim()
+    assert low < near < far < high
+
+
+def test_the_legend_says_that_a_fit_is_unreliable() -> None:
+    steps = windows(DDP, 2, 2, step_us=9e3, compute_us=5e3, communication_us=2e3)
+    moved = all_reduces(DDP, 2, [(2e6, 0.0, 1000.0)], 2)
+    run = run_of(cell_data(DDP, [[9e3] * 8] * 2, steps, moved.assign(busbw_gb_per_s=2.0)))
+    made = calibration({"all_reduce": (0.0, 4.0)})
+    for error, label in (
+        (0.5, "calibration's fit"),
+        (1.24, "calibration's fit (off by up to 124%)"),
+    ):
+        fits = tuple(
+            msgspec.structs.replace(fit, prediction_relative_error=error) for fit in made.fits
+        )
+        costs = Costs(None, msgspec.structs.replace(made, fits=fits))
+        (axes,) = known(bandwidths(run, costs)).axes
+        assert label in axes.get_legend_handles_labels()[1]
 
 
 def test_equal_rates_have_a_whisker_of_no_length() -> None:

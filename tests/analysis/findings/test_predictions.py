@@ -10,7 +10,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.findings.predictions import off_notes, prediction_findings
+from dpscope.analysis.findings.predictions import noisy_calibration, off_notes, prediction_findings
 from dpscope.analysis.report.prediction_tables import collective_table, identity_table
 from tests.helpers.known import known
 from tests.helpers.made_rows import made_row, with_values
@@ -140,6 +140,19 @@ def test_a_noisy_calibration_is_a_finding_and_a_reason() -> None:
     assert note == f"{ROW.cell}: {times}; the calibration is noisy"
     (off,) = prediction_findings(quiet)
     assert off.message.endswith("(-50%); nothing in this run explains it")
+
+
+def test_of_the_fits_of_two_ranks_the_worse_one_makes_a_calibration_noisy() -> None:
+    """Transfers, the ring and the figure rest on the fastest rank's fit, schedules on the
+    slowest's.
+    """
+    slowest = known(calibrated(0.4).calibration)
+    fastest = known(calibrated(0.7).calibration).fits[0]
+    fits = (*slowest.fits, msgspec.structs.replace(fastest, statistic="shortest"))
+    costs = Costs(calibration=msgspec.structs.replace(slowest, fits=fits))
+    measured = comparison(ROW, bucket(4e6, 600.0, 600.0))
+    finding = known(noisy_calibration(replace(measured, collective_costs=costs)))
+    assert finding.message.endswith("predict each other to 70% (all_reduce, 2 devices)")
 
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
