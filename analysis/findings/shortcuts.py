@@ -128,7 +128,7 @@ def _ring(row: CellRow, data: Job) -> str:
     if transfer_us is None or row.ring_error_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
         return f"{result}; it cannot be compared: {missing}"
-    measured = f"all transfers, hidden ones too, took {scale.number(transfer_us)}"
+    measured = f"all transfers (hidden too) took {scale.number(transfer_us)}"
     bounds = row.interval("transfer_us")
     judged = _judged(ring_us, transfer_us, _around(ring_us, transfer_us, bounds))
     if judged == "agrees":

@@ -39,7 +39,7 @@ def test_how_far_off_and_why() -> None:
     assert lines() == (
         "t_N(b) - t_1(b) (added time) = 243 ms (230 to 255): 7.5x the 32.5 measured: compute runs slower on "
         "shared cores (180 ms)",
-        "ring formula = 41.5 ms at 1.08 GB/s (calibration's fit); all transfers, hidden ones too, took 79.6: up to 2 "
+        "ring formula = 41.5 ms at 1.08 GB/s (calibration's fit); all transfers (hidden too) took 79.6: up to 2 "
         "all-reduces were in flight at once",
     )
 
@@ -142,7 +142,7 @@ def test_latency_is_the_reason_if_the_calibration_has_it() -> None:
 
     assert ring(60.6e3).endswith("took 79.6: it leaves out latency (60.6 with it)")
     assert "with latency it gives 60.5, the rest is unknown" in ring(60.5e3)
-    assert ring(None).endswith("all transfers, hidden ones too, took 79.6")
+    assert ring(None).endswith("all transfers (hidden too) took 79.6")
 
 
 def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> None:
@@ -160,8 +160,8 @@ def test_compute_at_the_same_time_is_no_reason_for_what_another_explains() -> No
 @pytest.mark.parametrize(
     ("off_us", "said"),
     [
-        (600.0, " agrees: all transfers, hidden ones too, took 41.0 ms"),
-        (10e3, "; all transfers, hidden ones too, took 41.0 (0 to 168): too noisy"),
+        (600.0, " agrees: all transfers (hidden too) took 41.0 ms"),
+        (10e3, "; all transfers (hidden too) took 41.0 (0 to 168): too noisy"),
     ],
 )
 def test_the_formula_is_judged_by_the_interval_of_the_transfers(off_us: float, said: str) -> None:
