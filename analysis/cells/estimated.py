@@ -101,7 +101,7 @@ def ideal_split_us(cell: CellView) -> float:
     return cell.step_us - single_at_global_batch(cell).step_us / cell.devices
 
 
-@ESTIMATES.column("minus exposed", "time", "Estimate minus exposed communication")
+@ESTIMATES.column("t_N(b)-t_1(G)/N minus exposed", "time", "Estimate minus exposed communication")
 def ideal_split_error_exposed_us(cell: CellView) -> float:
     return cell.ideal_split_us - cell.exposed_us
 

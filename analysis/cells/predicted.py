@@ -420,7 +420,7 @@ def _error(predicted_us: float, measured_us: float) -> float:
     return known(relative_error(predicted_us, measured_us), "the measured value is 0")
 
 
-@PREDICTIONS.column("error", "share", "Predicted over measured, minus 1")
+@PREDICTIONS.column("error of transfers", "share", "Predicted over measured, minus 1")
 def predicted_transfer_error(cell: CellView) -> float:
     """All of DataParallel's communication is exposed, and it has no matched transfers."""
     predicted_us = cell.predicted_transfer_us
@@ -441,6 +441,6 @@ def predicted_exposed_us(cell: CellView) -> float:
     return float(np.mean(steps))
 
 
-@PREDICTIONS.column("error", "share", "Predicted over measured exposed comm., minus 1")
+@PREDICTIONS.column("error of exposed", "share", "Predicted over measured exposed comm., minus 1")
 def predicted_exposed_error(cell: CellView) -> float:
     return _error(cell.predicted_exposed_us, cell.exposed_us)

@@ -428,7 +428,7 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
     efficiency = percent(gained / chosen.devices)
     gain_at = f"{gained:.2f}x one device at the same"
     if not gain.weak:
-        return f"{gain_at} global batch {interval}, {efficiency} efficient"
+        return f"{gain_at} global batch {interval}, {efficiency} strong efficiency"
     line = f"{gain_at} batch per device {interval}, {efficiency} efficient"
     if chosen.strong_speedup is None:
         return line

@@ -106,10 +106,10 @@ _SHORTCUTS = {  # column -> its heading here
     "same_local_batch_us": "t_N(b)-t_1(b)",
     "same_local_batch_low_us": "low",
     "same_local_batch_high_us": "high",
-    "same_local_batch_error_exposed_us": "error",
+    "same_local_batch_error_exposed_us": "error of t_N(b)-t_1(b)",
     "transfer_us": "transfers",
     "ring_us": "ring",
-    "ring_error_us": "error",
+    "ring_error_us": "error of ring",
 }
 FIRST_COLUMNS = (*_STEP, *_SHORTCUTS)
 """Of the two tables that are shown first."""

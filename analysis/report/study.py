@@ -124,7 +124,10 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
     ]
     columns_shown = (*_PLACE, *kept)
     meanings = [f"{column.heading}: {column.meaning}" for column in columns_shown if column.meaning]
-    return table_of(title, columns_shown, shown, ["; ".join(meanings), *notes], unknown)
+    explained = ["; ".join(meanings), *notes]
+    if any(field.heading.endswith("±") for field in kept):
+        explained.append(_HALF_WIDTH)
+    return table_of(title, columns_shown, shown, explained, unknown)
 
 
 def _filled(rows: Sequence[Row], fields: Sequence[Field]) -> bool:
@@ -183,7 +186,6 @@ def epoch_table(report: Results) -> TextTable:
 def _epoch_notes(report: Results) -> Iterator[str]:
     whole = all(epoch_seconds(data)[1] for data in report.run.measured)
     yield _EPOCHS
-    yield _HALF_WIDTH
     yield (
         "epoch: mean of the measured whole epochs"
         if whole
@@ -259,7 +261,6 @@ def traced_table(report: Results) -> TextTable:
     notes = [
         "exposed: communication that compute does not hide",
         "means of traced steps × steps of an epoch",
-        _HALF_WIDTH,
         *slowed_notes(report.comparison),
     ]
     title = "Compute and communication of an epoch, traced"
@@ -300,7 +301,6 @@ def estimated_table(report: Results) -> TextTable:
     )
     notes = [
         _EPOCHS,
-        _HALF_WIDTH,
         "subtractions: of untraced epochs; they include whatever else differs, and can be negative",
     ]
     title = "Communication of an epoch, measured and by subtraction"

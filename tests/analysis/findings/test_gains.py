@@ -42,6 +42,14 @@ def test_estimators_that_disagree_in_direction_recommend_nothing() -> None:
     assert "estimates disagree: 1.22x by the total time of the same steps" in said(found, "which")
 
 
+def test_an_efficiency_at_the_same_global_batch_is_called_strong() -> None:
+    """One device takes 300 us for 16 samples, two take 200 us: 1.5 times, 75%."""
+    made = run_of(timed("single", 1, 16, [300.0] * 10), timed("ddp", 2, 8, [200.0] * 10))
+    which = said(run_verdict(made, compare(made)), "which")
+    assert "1.50x one device at the same global batch" in which
+    assert "75% strong efficiency" in which
+
+
 def blocks_of(data: Job, steps: int, duration_s: float) -> Job:
     """With one timed block of so many steps in every process."""
     processes = 1 if data.cell.devices == 1 else data.cell.devices

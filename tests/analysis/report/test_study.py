@@ -16,7 +16,15 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
 from tests.helpers.examples import loaded, reported
 from tests.helpers.known import known
-from tests.helpers.run_cells import SIZES, all_reduces, calibration, cell_data, run_of, windows
+from tests.helpers.run_cells import (
+    SIZES,
+    all_reduces,
+    calibration,
+    cell_data,
+    run_of,
+    timed_cell,
+    windows,
+)
 
 
 def rows(table: TextTable) -> dict[str, dict[str, str]]:
@@ -157,6 +165,25 @@ def test_means_stand_next_to_half_the_wider_side_of_their_intervals() -> None:
         (added["T_N-T_1(b)/N ± [s]"], steps * wider_side("same_local_batch_us") / 1e6),
     ):
         assert float(shown) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.long
+def test_intervals_are_only_explained_where_a_table_has_one() -> None:
+    """One repeat of each cell has none."""
+    cells = Cell("single", 1, 8), Cell("ddp", 2, 8)
+    for repeats, explained in (([1e3], False), ([1e3, 1.1e3, 1.2e3], True)):
+        report = make_report(run_of(*(timed_cell(cell, *repeats) for cell in cells)))
+        table = report.study["study_epochs"]
+        assert any("±" in heading for heading in table.headings) is explained
+        assert any(note.startswith("±: half the 95% interval") for note in table.notes) is explained
+
+
+@pytest.mark.long
+def test_no_two_columns_of_a_table_have_one_heading() -> None:
+    report = reported()
+    for table in (*report.first.values(), *report.tables.values(), *report.study.values()):
+        headings = table.headings
+        assert len(set(headings)) == len(headings), table.title
 
 
 @pytest.mark.long
