@@ -37,6 +37,7 @@ from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_
 from tests.helpers.node_commands import NodeCommand
 
 ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "tests" / "user_models"
 PAYLOAD = 0.985
 BATCH = 4
 CELL_TIMEOUT_S = 150
@@ -266,11 +267,12 @@ def _started(
     stated = {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": interface,
-        "PYTHONPATH": f"{ROOT / 'tests' / 'user_models'}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{MODELS}:{os.environ.get('PYTHONPATH', '')}",
     }
     with open(out.parent / f"{out.name}_{number}.log", "w") as log:
-        return host.start([*torchrun, *by_hand.program], env=stated, stdout=log, stderr=log)
+        return host.start([*torchrun, *by_hand.program("cpu")], env=stated, stdout=log, stderr=log)
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(MODELS))  # planning imports the model, as the hosts do
     raise SystemExit(main(sys.argv[1:]))
