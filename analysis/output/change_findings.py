@@ -72,7 +72,9 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
     without = [change.cell for change in steps if change.verdict == "too_few_samples"]
     if without:
         names = ", ".join(without)
-        advice = _MORE_JOBS if steps[0].quantity == TRACED_STEP else _MORE_STEPS
+        advice = _MORE_STEPS
+        if steps[0].quantity == TRACED_STEP:
+            advice = _MORE_JOBS
         yield RunCode.NOT_COMPARED.finding(
             f"{names} cannot be judged: no interval, as repeats or steps are too few or repeats lie too far apart",
             advice,
@@ -109,8 +111,8 @@ def _more_repeats(noisiest: Change, cells: int) -> str:
     if cells > 1:
         where = " in the noisiest cell"
     now = show_share(noisiest.detectable)
-    then = show_share(detectable)
-    detects = f"detect {then}{where}, where these detect {now}"
+    then = f"{100 * detectable:g}%"
+    detects = f"detect about {then}{where}, where these detect {now}"
     if detectable > noisiest.fail_over:
         return f"{sides} would {detects}: raise --fail-over, or make the machine quieter"
     return f"measure {sides}, which would {detects}, or raise --fail-over"
@@ -182,13 +184,17 @@ def error_findings(run: RunData) -> list[Finding]:
 
 
 def by_kind(run: RunData, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """A run's findings, those of one code and next step as one that names the run."""
+    """A run's findings, those of one code and next step as one that names the run, which is one of
+    two, in both.
+    """
     kinds = grouped(((finding.code, finding.next_step), finding) for finding in findings)
     for alike in kinds.values():
         messages = dict.fromkeys(finding.message for finding in alike)
         named = listed(list(messages), _MOST_NAMED)
         message = f"{run.path}: {named}"
-        yield msgspec.structs.replace(alike[0], message=message, about="")
+        first = alike[0]
+        advice = f"for {run.path}, {first.next_step}"
+        yield msgspec.structs.replace(first, message=message, next_step=advice, about="")
 
 
 def or_forced(differ: Sequence[Finding]) -> list[Finding]:

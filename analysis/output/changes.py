@@ -55,6 +55,7 @@ from dpscope.analysis.text.text_table import (
     table_of,
 )
 from dpscope.analysis.text.units import Unit, sentence, show_chance, show_share
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.readers import holds_files
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.seed_statistics import (
@@ -210,8 +211,7 @@ def print_comparison(
     with progress(f"Comparing {before.path} with {after.path}"):
         found = _judge(before, compared, share, force, unlike)
     if unlike and not force:  # by what their parts differ says nothing
-        sizes = "; ".join(finding.message for finding in unlike)
-        answer = f"Not judged, as these are not the same job: {sizes}."
+        answer = _not_the_same(_kind(before), _kind(compared), unlike)
         found = replace(found, answer=answer, steps=())
     if output_format in _PRINTERS:
         with progress("Comparing cells"):
@@ -247,7 +247,8 @@ def _first_lines(found: Judgement) -> Verdict:
 
 def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, RunData, list[Finding]]:
     """Traces of two jobs as one cell that has their folders' names, since their common ranks
-    compare; and that their sizes differ, if they do. Raises DpscopeError for a run and traces.
+    compare; and that their devices or sizes differ, if they do. Raises DpscopeError for a run and
+    traces.
     """
     if (before.recorded is None) != (after.recorded is None):
         raise DpscopeError(
@@ -259,6 +260,9 @@ def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, RunData, lis
     (earlier,) = before.cells.values()
     (later,) = after.cells.values()
     unlike = []
+    if earlier.on_device != later.on_device:
+        message = f"{before.path} traced {_traced(earlier)}, {after.path} {_traced(later)}"
+        unlike.append(PlanCode.SETTINGS_DIFFER.finding(message))
     if earlier.name != later.name:
         message = f"{before.path} holds {earlier.name}, {after.path} {later.name}"
         unlike.append(PlanCode.SETTINGS_DIFFER.finding(message))
@@ -271,6 +275,29 @@ def _as_one_cell(before: RunData, after: RunData) -> tuple[RunData, RunData, lis
         for run, job in ((before, earlier), (after, later))
     )
     return before, after, unlike
+
+
+_Kind = tuple[int, bool]
+
+
+def _not_the_same(before: _Kind, after: _Kind, unlike: Sequence[Finding]) -> str:
+    """The answer of two jobs that differ."""
+    what = "job" if before == after else "kind of job"
+    differences = "; ".join(finding.message for finding in unlike)
+    return f"Not judged, as these are not the same {what}: {differences}."
+
+
+def _kind(traces: RunData) -> _Kind:
+    """What two jobs of one kind have in common: how many devices, and whether these are CPUs."""
+    (job,) = traces.cells.values()
+    return job.devices, job.on_device
+
+
+def _traced(job: Job) -> str:
+    """What its events are of."""
+    if not job.on_device:
+        return "the CPU alone"
+    return job.traced_devices or "devices"
 
 
 def _not_read(run: RunData) -> Iterator[Finding]:
@@ -472,6 +499,8 @@ _NOTES = (
     "these repeats detect in 4 of 5 cases",
 )
 _PART_NOTES = ("no step is judged by its parts",)
+_POOLED = "low, high rest on the spread of all these cells' repeats"
+_POOLED_PARTS = f"{_POOLED}; of exposed communication on that of the cell's own alone"
 _LEGEND: dict[Outcome, str] = {
     "same": "no slowdown of --fail-over",
     "not judged": "these repeats do not show whether there is a slowdown of --fail-over",
@@ -491,9 +520,12 @@ def change_tables(changes: Sequence[Change]) -> list[TextTable]:
     steps = [change for change in changes if change.is_step]
     parts = [change for change in changes if not change.is_step]
     kind = "mean traced" if steps[0].quantity == TRACED_STEP else "median untraced"
+    step_notes = [*_NOTES, *_legend(steps)]
+    part_notes = [*_legend(parts), *_PART_NOTES]
+    if len(steps) > 1:
+        step_notes.append(_POOLED)
+        part_notes.append(_POOLED_PARTS)
     return [
-        table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, [*_NOTES, *_legend(steps)]),
-        table_of(
-            "Parts of the traced step (means)", _PART_FIELDS, parts, [*_legend(parts), *_PART_NOTES]
-        ),
+        table_of(f"Each cell's step ({kind})", _STEP_FIELDS, steps, step_notes),
+        table_of("Parts of the traced step (means)", _PART_FIELDS, parts, part_notes),
     ]

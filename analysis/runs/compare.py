@@ -19,7 +19,8 @@ DEFAULT_SHARE = 0.05  # --fail-over
 STEP = "step"
 TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
 JUDGED = (STEP, TRACED_STEP)
-COMPONENTS = {"compute": "compute_us", "exposed comm.": "exposed_us", "idle": "idle_us"}
+EXPOSED = "exposed comm."
+COMPONENTS = {"compute": "compute_us", EXPOSED: "exposed_us", "idle": "idle_us"}
 _NOTHING_US = 1e-3  # what sums of whole nanoseconds leave
 _QUANTITIES = (STEP, TRACED_STEP, *COMPONENTS)
 
@@ -61,12 +62,14 @@ class Change:
         return detectable_change(*self.noises)
 
     def with_more_repeats(self) -> tuple[int, float]:
-        """Twice as many repeats and no fewer than five, and what they would detect."""
+        """Twice as many repeats and no fewer than five, and what they would detect, to one digit:
+        a spread of few repeats shows no more.
+        """
         assert self.noises is not None
         first, second = self.noises
         repeats = max(5, 2 * first.repeats, 2 * second.repeats)
         more = with_repeats(first, repeats), with_repeats(second, repeats)
-        return repeats, detectable_change(*more)
+        return repeats, float(f"{detectable_change(*more):.0e}")
 
     @property
     def verdict(self) -> stats.Verdict:
@@ -138,7 +141,8 @@ def compare_runs(before: RunData, after: RunData, fail_over: float = DEFAULT_SHA
     traced windows.
 
     The intervals know the spread between repeats from all of these cells in both runs, each
-    quantity from its own. Raises DpscopeError when the runs have no measured cell in common.
+    quantity from its own; of exposed communication, as in `run_spreads`, from the cell alone.
+    Raises DpscopeError when the runs have no measured cell in common.
     """
     later = {data.name: data for data in after.measured}
     earlier = [data for data in before.measured if data.name in later]
@@ -168,7 +172,7 @@ def _changes(pairs: Iterable[tuple[Job, Job]], quantity: str, fail_over: float) 
         if earlier and later:
             sampled.append((before, after, earlier, later))
             sides += [earlier, later]
-    spread = stats.pooled_spread(sides, centre)
+    spread = stats.ALONE if quantity == EXPOSED else stats.pooled_spread(sides, centre)
     for before, after, earlier, later in sampled:
         first = stats.centre_noise(earlier, spread, centre)
         second = stats.centre_noise(later, spread, centre)

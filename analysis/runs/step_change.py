@@ -119,6 +119,7 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
     classes: list[ClassChange] = []
     no_classes = ""
     try:
+        _check_devices(before.job, after.job)
         classes = class_changes(before.kernels(), after.kernels(), critical)
     except DpscopeError as error:
         no_classes = str(error)
@@ -136,6 +137,12 @@ def _step_change(before: _Side, after: _Side) -> StepChange:
         no_classes=no_classes,
         notes=tuple(notes),
     )
+
+
+def _check_devices(before: Job, after: Job) -> None:
+    """Refuse operators of a CPU next to kernels of devices."""
+    if before.on_device != after.on_device:
+        raise DpscopeError("one job traced devices, the other the CPU alone: no kernel is alike")
 
 
 def _critical_rank(windows: Table) -> int | None:
@@ -213,8 +220,6 @@ def _unlike(before: _Side, after: _Side) -> Iterator[str]:
     if earlier != later:
         common = as_ranges(sorted(earlier & later))
         yield f"only the ranks that both runs traced are compared: {common}"
-    if first.on_device != second.on_device:
-        yield "one run traced devices and the other the CPU alone: no kernel is alike"
 
 
 def _doubts(classes: Sequence[ClassChange], job: Job) -> Iterator[str]:

@@ -11,14 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpscope.analysis.output.change_findings import headline
-from dpscope.analysis.runs.compare import STEP, Change, compare_runs
+from dpscope.analysis.output.change_findings import headline, undecided_findings
+from dpscope.analysis.runs.compare import EXPOSED, STEP, Change, compare_runs
 from dpscope.analysis.runs.run_data import RunData, load_run
-from dpscope.analysis.stats.samples import Estimate
-from dpscope.analysis.traces.ranks.job import NO_TABLES
+from dpscope.analysis.stats.samples import Estimate, Noise
+from dpscope.analysis.traces.ranks.job import NO_TABLES, Job
+from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.paths import EXAMPLE_RUN
-from tests.helpers.run_cells import traced_table, with_tables
+from tests.helpers.run_cells import cell_data, run_of, traced_table, with_tables
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,47 @@ def test_the_interval_of_a_part_is_that_of_the_repeats_means(before: RunData) ->
     assert (compute.ratio.value, compute.ratio.count) == (2.0, 6)
     assert compute.ratio.low == pytest.approx(2 * np.exp(-1.2337), rel=1e-3)
     assert compute.ratio.high == pytest.approx(2 * np.exp(1.2337), rel=1e-3)
+
+
+def exposed_cell(name: str, *levels_us: float) -> Job:
+    """A repeat of three traced steps of two ranks for each level of exposed communication."""
+    cell = Cell(strategy="ddp", devices=2, batch_size=8)
+    rows = (
+        {"repeat": repeat, "rank": rank, "step": step, "partial_window": False}
+        | {"step_us": 1_000 + exposed_us, "compute_us": 900.0 + exposed_us / 10}
+        | {"exposed_us": exposed_us, "idle_us": 100 - exposed_us / 10}
+        | {"exposed_wait_us": 0.0, "exposed_transfer_us": exposed_us, "exposed_other_us": 0.0}
+        | {"communication_us": exposed_us, "unlaunched_us": 0.0, "host_copy_us": 0.0}
+        for repeat, exposed_us in enumerate(levels_us)
+        for rank in range(2)
+        for step in range(3)
+    )
+    repeats = [[1_000.0] * 8] * len(levels_us)
+    return replace(cell_data(cell, repeats, traced_table("steps", rows)), name=name)
+
+
+def test_the_exposed_communication_of_a_cell_has_no_other_cells_spread() -> None:
+    """Repeats of 90 and 100 us alone, and next to a cell of 50 and 500 us: half width of a side
+    12.706 x ln(10 / 9) / 2 = 0.6694, of both sides 0.9466.
+    """
+    quiet, wide = exposed_cell("quiet", 90, 100), exposed_cell("wide", 50, 500)
+    for cells in ((quiet,), (quiet, wide)):
+        run = run_of(*cells)
+        first, *_ = (change for change in compare_runs(run, run) if change.quantity == EXPOSED)
+        assert first.cell == "quiet"
+        assert first.ratio.high == pytest.approx(np.exp(0.9466), rel=1e-3)
+
+
+def test_what_more_repeats_would_detect_is_known_to_one_digit() -> None:
+    """Five repeats of 1% of spread detect (t_0.975 + t_0.8) x 0.01 / sqrt(5) x sqrt(2) = 2.4%, ten
+    1.4%.
+    """
+    noise = Noise(variance=1e-4, cell_freedom=4, shared_freedom=0, repeats=5)
+    change = replace(change_of("a", 1.0, 0.97, 1.03), noises=(noise, noise))
+    assert change.detectable == pytest.approx(0.0238, rel=0.01)
+    assert change.with_more_repeats() == (10, 0.01)
+    (finding,) = undecided_findings([replace(change, fail_over=0.015)])
+    assert "10 repeats per side, which would detect about 1%, " in finding.next_step
 
 
 @pytest.mark.process

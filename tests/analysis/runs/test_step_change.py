@@ -133,6 +133,25 @@ def test_jobs_of_other_sizes_compare_their_common_ranks(
     )
 
 
+def test_no_kernel_of_a_cpu_is_one_of_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer begins with that; with --force the steps are explained, by parts alone."""
+    pair = (
+        EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces",
+        write_jobs(tmp_path / "gpu", Planted()),
+    )
+    assert print_comparison(*pair, None, "json", Terminal()) == 3
+    content = json.loads(capsys.readouterr().out)
+    kinds = f"{pair[0]} traced the CPU alone, {pair[1]} devices"
+    assert content["answer"] == f"Not judged, as these are not the same kind of job: {kinds}."
+    assert content["step_changes"] == []
+    print_comparison(*pair, None, "json", Terminal(), force=True)
+    (change,) = json.loads(capsys.readouterr().out)["step_changes"]
+    assert (change["classes"], change["notes"]) == ([], [])
+    assert change["no_classes"].endswith("no kernel is alike")
+
+
 def test_partials_hold_no_kernels_and_the_ledger_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
