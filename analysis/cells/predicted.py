@@ -403,7 +403,7 @@ def prediction_contention(cell: CellView) -> str:
     return known(priced(cell).load.calibrated_at or None, nothing)
 
 
-@PREDICTIONS.column("its prediction", "time", "Predicted transfers (DP: all communication)")
+@PREDICTIONS.column("predicted transfers", "time", "Predicted transfers (DP: all communication)")
 def predicted_transfer_us(cell: CellView) -> float:
     if cell.traits.peer_copies:
         return _data_parallel_us(cell)
@@ -429,7 +429,7 @@ def predicted_transfer_error(cell: CellView) -> float:
     )
 
 
-@PREDICTIONS.column("its prediction", "time", "Predicted exposed communication")
+@PREDICTIONS.column("predicted exposed", "time", "Predicted exposed communication")
 def predicted_exposed_us(cell: CellView) -> float:
     if cell.traits.peer_copies:
         return _data_parallel_us(cell)
