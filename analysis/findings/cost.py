@@ -9,6 +9,7 @@ from dpscope.analysis.text.units import beside, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
+from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.profiling.records.finding import counted
 
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
@@ -166,11 +167,11 @@ def _notable_ranks(data: Job, ledger: Ledger) -> dict[str, Ledger]:
     the table.
     """
     windows = data.whole_windows
-    of_ranks: dict[int, Ledger] = {}
-    for rows in windows.group("rank").rows():
-        of_rank = windows.take(rows)
-        if found := ledger_of(of_rank, data.tables.exposed_parts):
-            of_ranks[int(of_rank["rank"][0])] = found
+    of_ranks: dict[int | None, Ledger] = {}
+    ranks = windows.group("rank")
+    for rank, rows in zip(_numbers(windows, ranks), ranks.rows(), strict=True):
+        if found := ledger_of(windows.take(rows), data.tables.exposed_parts):
+            of_ranks[rank] = found
     slowest = max(of_ranks, key=lambda rank: of_ranks[rank].traced_step_us)
     roles = {slowest: "slowest"}
     if ledger.is_split:
@@ -178,7 +179,16 @@ def _notable_ranks(data: Job, ledger: Ledger) -> dict[str, Ledger]:
         roles.setdefault(waiting, "waits longest")
     if data.late is not None and data.late.wait_us > 0:
         roles.setdefault(data.late.rank, "late")
-    return {f"rank {rank}, {role}": of_ranks[rank] for rank, role in roles.items()}
+    return {f"{_name(rank)}, {role}": of_ranks[rank] for rank, role in roles.items()}
+
+
+def _numbers(windows: Table, ranks: Groups) -> list[int | None]:
+    """The rank of each group, None where it is not known."""
+    return [row["rank"] for row in windows.take(ranks.first).records(("rank",))]
+
+
+def _name(rank: int | None) -> str:
+    return "rank unknown" if rank is None else f"rank {rank}"
 
 
 def ledger_table(data: Job) -> TextTable | None:
@@ -189,8 +199,8 @@ def ledger_table(data: Job) -> TextTable | None:
     if ledger is None:
         return None
     ranks = windows.group("rank")
-    numbers = windows["rank"][ranks.first].tolist()
-    rows = {"mean of ranks" if len(ranks) > 1 else f"rank {numbers[0]}": ledger}
+    first, *others = map(_name, _numbers(windows, ranks))
+    rows = {"mean of ranks" if others else first: ledger}
     if len(ranks) > 1:
         rows |= _notable_ranks(data, ledger)
     note = f"{_means_over(ledger)}; wait, transfer and other are exposed communication"

@@ -9,8 +9,10 @@ from dpscope.analysis.findings.facts import Fact, capital
 from dpscope.analysis.findings.run_findings import above_peak
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import UNKNOWN_START
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
+
+NAMED_FILES = 3  # in a line
 
 
 def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
@@ -19,6 +21,9 @@ def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
 
 
 def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
+    if data.cut_short:
+        line = f"{listed(data.cut_short, NAMED_FILES)}: what follows the cut is missing"
+        yield Fact("limits", "CUT", (line,), basis="the file ends too early, or is damaged")
     unread = _of_code(data, TraceCode.FILE_NOT_READ)
     if unread:
         files = counted(len(unread), "file")

@@ -20,7 +20,7 @@ from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.limits import MISSING, NOISY, limits, on_shared_cores, timed_rows
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
-from dpscope.analysis.findings.trace_limits import limits_of_traces
+from dpscope.analysis.findings.trace_limits import NAMED_FILES, limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
@@ -29,7 +29,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.parallelism import NO_BACKWARD, parallelism_name
-from dpscope.profiling.records.finding import Finding, counted, grouped
+from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.plan_codes import PlanCode
 from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -51,6 +51,18 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     """The verdict on a job of foreign traces; `row` is its row of the comparison with models, None
     without models.
     """
+    verdict_on_read = _verdict_on_read(data, row)
+    if not data.cut_short:
+        return verdict_on_read
+    # a whole copy may answer what the files that were read leave open
+    files = listed(data.cut_short, NAMED_FILES)
+    again = _next(f"Copy {files} again, or trace again if the original is cut too")
+    *facts, _ = verdict_on_read.facts
+    return replace(verdict_on_read, facts=(*facts, again), part=None, saves_us=None)
+
+
+def _verdict_on_read(data: Job, row: CellRow | None) -> Verdict:
+    """As `traces_verdict`, as if the files were whole."""
     ledger = data.ledger
     setting = _traces_setting(data)
     limits = limits_of_traces(data, row)

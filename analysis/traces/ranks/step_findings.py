@@ -207,6 +207,7 @@ _NAMED_RANKS = 8  # in a message
 
 def step_times_apart(steps: Table) -> list[Finding]:
     """An error where median steps of ranks are FAR_APART; `steps` are whole steps."""
+    steps = steps.with_known("step_us")
     ranks = steps.group("rank", in_order=True)
     numbers = steps["rank"][ranks.first].tolist()
     medians_us = np.array([np.median(steps["step_us"][rows]) for rows in ranks.rows()])
@@ -217,8 +218,9 @@ def step_times_apart(steps: Table) -> list[Finding]:
     texts = []
     for place in np.argsort(-distances, kind="stable").tolist():
         texts.append(f"rank {numbers[place]} {show_time(medians_us[place])}")
+    named = listed(texts, _NAMED_RANKS)
     message = (
-        f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: "
-        f"{listed(texts, _NAMED_RANKS)}; no waiting and no cost is given"
+        f"steps of ranks of one job are more than {FAR_APART:.0f}x apart: {named}; "
+        "no waiting is given"
     )
     return [TraceCode.STEP_TIMES_APART.finding(message)]

@@ -20,6 +20,7 @@ from dpscope.analysis.traces.ranks.rank_tables import (
 )
 from dpscope.analysis.traces.ranks.timeline import step_timeline, timeline_bytes
 from dpscope.analysis.traces.reading.chunks import ReadLimits
+from dpscope.analysis.traces.reading.event_table import Trace
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.reading.traces import read_traces
 from dpscope.analysis.traces.steps.attribution import Attribution, attribute
@@ -33,11 +34,13 @@ from dpscope.analysis.traces.steps.data_parallel import (
 from dpscope.analysis.traces.steps.event_kind import COMMUNICATION_KINDS, Kind
 from dpscope.analysis.traces.steps.findings import attribution_findings, communication_lost
 from dpscope.analysis.traces.steps.kernel_times import kernel_times
+from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
 _KEPT_FILES, _KEPT_BYTES = 32, 256 << 10  # of compressed traces: those of short runs
 # smaller times count from another moment, such as the host's start, and are not compared
 _SINCE_1970_NS = 10**18
+_NOT_WHOLE = {TraceCode.TRACE_TOO_LARGE.code, TraceCode.TRACE_CUT_SHORT.code}
 
 
 def trace_identity(attribution: Attribution) -> TraceSummary:
@@ -103,14 +106,21 @@ def named_collectives(attribution: Attribution) -> Table:
     return collective_table(attribution, collective_kinds(attribution))
 
 
+def _why_empty(trace: Trace) -> str:
+    for finding in trace.findings:
+        if finding.code in _NOT_WHOLE:
+            return f"{finding.message}; {finding.next_step}"
+    return (
+        "trace while steps run; the training may have ended before the profiler's schedule "
+        "reached its active steps"
+    )
+
+
 def rank_tables(attribution: Attribution) -> RankTables:
     """The tables of one rank; raises DpscopeError for a trace without an event."""
     trace = attribution.trace
-    if not len(trace.events) and not trace.cut_short and not trace.unread:
-        raise DpscopeError(
-            f"{trace.source} holds no event with a duration: trace while steps run; the training may "
-            "have ended before the profiler's schedule reached its active steps"
-        )
+    if not len(trace.events) and not trace.unread:
+        raise DpscopeError(f"{trace.source} holds no event with a duration: {_why_empty(trace)}")
     steps, exposed = step_tables(attribution)
     idle_device = (
         attribution.on_device and not attribution.rows(Kind.COMPUTE, *COMMUNICATION_KINDS).any()

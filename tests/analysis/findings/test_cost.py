@@ -2,6 +2,9 @@
 Numbers by hand.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
+from tests.helpers.made_traces import operator
 from tests.helpers.made_verdicts import cell, said, verdict_on
 from tests.helpers.paths import DATA
 from tests.helpers.run_cells import all_reduces, cell_data, run_of, windows, with_tables
@@ -80,3 +84,10 @@ def test_the_late_rank_has_a_row_where_its_cause_is_seen() -> None:
     table = known(ledger_table(analyze_traces(DATA / "v100x8_ddp_dlrm")))
     assert [row[0] for row in table.rows] == ["mean of ranks", "rank 1, slowest", "rank 7, late"]
     assert table.rows[2][1:] == ("10.97", "1.06", "1.38", "0.20", "0.00", "8.33")
+
+
+def test_a_rank_that_the_trace_does_not_name_is_called_unknown(tmp_path: Path) -> None:
+    trace = tmp_path / "unnamed.json"
+    trace.write_text(json.dumps({"traceEvents": [operator("aten::add", 1, 5)]}))
+    analysis = analyze_traces([trace])
+    assert known(ledger_table(analysis)).rows[0][0] == "rank unknown"

@@ -264,8 +264,9 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     verdict = traces_verdict(analyze_traces([tmp_path]))
     assert "not measured" in said(verdict, "cost")
     assert verdict.setting.startswith(which)
-    assert f"What could be read of {cut} holds no kernel" in said(verdict, "next")
-    assert "The file was cut short: read a whole copy of it" in said(verdict, "next")
+    assert verdict.limits[0].label == "CUT"
+    assert verdict.limits[0].lines[0].startswith(f"{cut}: ")
+    assert f"Copy {cut} again" in said(verdict, "next")
     assert "CPU" not in verdict.setting
 
 

@@ -10,7 +10,7 @@ import pytest
 from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.runs.run_data import traced_run, traces_text
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.step_findings import idle_findings
+from dpscope.analysis.traces.ranks.step_findings import idle_findings, step_times_apart
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell
@@ -187,6 +187,15 @@ def test_times_in_nanoseconds_are_an_error_and_no_wait_and_a_slow_rank_is_neithe
     analysis = analyze_traces(tmp_path)
     assert [one.code for one in analysis.findings if one.severity == "error"] == errors
     assert analysis.collectives["wait_us"].notna().any() == (not errors)
+
+
+def test_a_rank_without_a_time_is_not_far_apart() -> None:
+    steps = windows(DDP, 1, step_us=1000.0)
+    untimed = np.where(steps["rank"] == 0, np.nan, 1000.0)
+    assert step_times_apart(steps.assign(step_us=untimed)) == []
+    assert step_times_apart(steps.assign(step_us=np.full(len(steps), np.nan))) == []
+    (apart,) = step_times_apart(steps.assign(step_us=np.where(steps["rank"] == 0, 1.0, 1000.0)))
+    assert "cost" not in apart.message
 
 
 def test_a_device_that_is_mostly_busy_is_not_reported_nor_a_cpu() -> None:

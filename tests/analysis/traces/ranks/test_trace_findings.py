@@ -3,6 +3,7 @@ module that makes it.
 """
 
 import ast
+import json
 import os
 import re
 import zlib
@@ -94,7 +95,8 @@ def doubled(same_time: bool) -> Make:
 
 def bomb(folder: Path) -> None:
     compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
-    packed = compressor.compress(b'{"traceEvents": [' + b" " * (MAX_BYTES + 1))
+    events = 2 * (json.dumps(step(1, 0, 1_000)).encode() + b", ")
+    packed = compressor.compress(b'{"traceEvents": [' + events + b" " * (MAX_BYTES + 1))
     (folder / "bomb.json.gz").write_bytes(packed + compressor.flush())
 
 
@@ -138,6 +140,9 @@ CASES = {
     "twice in the file": Case(doubled(same_time=True), doubled(same_time=False)),
     "trace_incomplete": Case(without(names="ncclDevKernel"), without(names="gemm")),
     "holds no event with a duration": Case(next_to("other.json", '{"traceEvents": []}')),
+    "ends before its first whole event; copy the file again": Case(
+        next_to("other.json", '{"traceEvents": ['), next_to("other.json", '{"traceEvents": []}')
+    ),
     "no_kernels": Case(without("kernel", "gpu_memcpy", "gpu_memset"), without("gpu_memcpy")),
     "no_steps": Case(without(names="^ProfilerStep#")),
     "several_jobs": Case(same_rank(1.0), same_rank(0.0, rank=1)),
