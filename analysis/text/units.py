@@ -201,10 +201,10 @@ def sentence(text: str) -> str:
 
 
 def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
-    """Ascending numbers as ranges.
+    """Ascending numbers as ranges of at least three.
 
-    >>> as_ranges([3, 4, 5, 9])
-    '3 to 5, 9'
+    >>> as_ranges([3, 4, 5, 8, 9])
+    '3 to 5, 8, 9'
     """
     runs: list[list[int]] = []
     for rank in ranks:
@@ -212,7 +212,10 @@ def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    named = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:most]]
+    named = []
+    for first, last in runs[:most]:
+        joint = " to " if last - first > 1 else ", "
+        named.append(joint.join(map(str, dict.fromkeys((first, last)))))
     left = sum(last - first + 1 for first, last in runs[most:])
     return ", ".join(named) + (f" and {left} more" if left else "")
 

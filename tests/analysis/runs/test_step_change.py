@@ -234,7 +234,7 @@ def test_the_sentence_names_the_ranks_of_a_part_of_the_job_and_no_zero() -> None
         some_ranks=True,
     )
     assert sentence_of(step) == (
-        "a to b: traced step of ranks 0 to 1, which both jobs traced, 10.0 µs longer (10%): +10.0 µs idle."
+        "a to b: traced step of ranks 0, 1, which both jobs traced, 10.0 µs longer (10%): +10.0 µs idle."
     )
 
 
