@@ -137,7 +137,7 @@ def _unfinished(summary: Summary) -> dict[str, Any] | None:
             "group_ranks": list(oldest.call.group.ranks),
             "stopped_ranks": list(oldest.stopped),
             "missing_ranks": list(oldest.missing),
-            "waiting_ranks": list(oldest.waiting) if oldest.suspects else [],
+            "waiting_ranks": [] if oldest.ran_ahead else list(oldest.waiting),
         }
     return content
 

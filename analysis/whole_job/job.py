@@ -58,8 +58,8 @@ class RecordedJob:
 
     @property
     def is_gloo(self) -> bool:
-        """Whether gloo ran all of its collectives."""
-        return all(call.clock == "gloo" for process in self.processes for call in process.calls)
+        """Whether gloo ran all of its collectives; False if it has none."""
+        return {call.clock for process in self.processes for call in process.calls} == {"gloo"}
 
 
 def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> RecordedJob:

@@ -112,7 +112,10 @@ class Summary:
         """The one that stands out: nearer to all of the waiting than to an even part of it."""
         share = self.waiting.caused_share
         place = int(share.argmax())
-        return self.job.ranks[place] if share[place] >= (1 + 1 / len(share)) / 2 else None
+        even = 1 / len(share)
+        if share[place] < (1 + even) / 2:
+            return None
+        return self.job.ranks[place]
 
 
 def summarise(job: RecordedJob, link: LinkRate | None = None) -> Summary:
@@ -191,13 +194,15 @@ def _measured_facts(found: Waiting) -> Iterator[Fact]:
 
 def _late_lines(found: Waiting) -> Iterator[str]:
     job, share = found.job, found.caused_share
-    worst, *others = (-share).argsort(kind="stable")[:_NAMED].tolist()
+    by_share = (-share).argsort(kind="stable")
+    worst, *others = by_share[:_NAMED].tolist()
     line = f"{_named(job, worst)} causes {percent(share[worst])} of the waiting"
     also = [
         f"{job.ranks[place]} ({percent(share[place])})" for place in others if share[place] > _FEW
     ]
     if also:
-        line += f"; then {' and '.join(also)}"
+        then = " and ".join(also)
+        line = f"{line}; then {then}"
     yield line
     yield f"last in {_last_count(found, worst)}"
     lateness_us = float(found.lateness_us[worst])
@@ -266,41 +271,58 @@ def _stopped_fact(unfinished: Unfinished | None) -> Iterator[Fact]:
         label = "STOPPED"
     calls = counted(unfinished.records, "call")
     ranks = counted(unfinished.ranks, "rank")
-    lines = ["all ranks had begun each of them, so no rank is named"]
-    if unfinished.oldest is not None:
-        lines = _oldest_lines(unfinished.oldest)
+    lines = _oldest_lines(unfinished)
     yield Fact("stopped", label, (f"{calls} on {ranks} had not completed", *lines), _BY_CREATION)
 
 
-def _oldest_lines(oldest: NotBegun) -> list[str]:
+def _oldest_lines(unfinished: Unfinished) -> list[str]:
+    oldest = unfinished.oldest
+    if oldest is None:
+        return ["all ranks had begun each of them, so no rank is named"]
     call = described(oldest.call, oldest.number)
+    if oldest.ran_ahead:
+        return [f"{_ranks(oldest.busy)} never began {call}", *_ran_ahead_lines(unfinished)]
     waiting = f"{_ranks(oldest.waiting)} wait"
     if len(oldest.waiting) == 1:
         waiting = f"{waiting}s"
-    missing = _ranks(oldest.missing)
-    if oldest.stopped:
-        who = _ranks(oldest.stopped)
-        lines = [f"{who} never began the oldest unfinished call, in which {waiting}: {call}"]
-        if oldest.missing:
-            lines.append(f"{missing} left no record, and may never have begun it")
-        return lines
+    missing = f"{_ranks(oldest.missing)} left no record, and may never have begun"
+    if not oldest.stopped:
+        return [f"{missing} what {waiting} in: {call}"]
+    who = _ranks(oldest.stopped)
+    lines = [f"{who} never began the oldest unfinished call, in which {waiting}: {call}"]
     if oldest.missing:
-        left = f"{missing} left no record, and may never have begun what {waiting} in: {call}"
-        return [left]
-    return [
-        f"{_ranks(oldest.busy)} never began {call}",
-        "calls before it had not completed there, either: hosts ran ahead of a device that stopped, and no record shows which",
-    ]
+        lines.append(f"{missing} it")
+    return lines
+
+
+def _ran_ahead_lines(unfinished: Unfinished) -> Iterator[str]:
+    yield (
+        "calls before it had not completed there, either: hosts ran ahead of a device that stopped"
+    )
+    if unfinished.ends:
+        yield f"the chain of waits ends at {_ranks(unfinished.ends)}"
+    if unfinished.without_record:
+        missing = _ranks(unfinished.without_record)
+        yield f"{missing} left no record: the cause may be there, or only the record lost"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {as_ranges(ranks)}"
+    noun = "ranks"
+    if len(ranks) == 1:
+        noun = "rank"
+    return f"{noun} {as_ranges(ranks)}"
+
+
+def _add_records(ranks: Sequence[int]) -> str:
+    return f"add the records of {_ranks(ranks)}"
 
 
 def described(call: Call, number: int) -> str:
     """A collective in words."""
     group = call.group
-    members = _ranks(group.ranks) if group.ranks else counted(group.size, "rank")
+    members = counted(group.size, "rank")
+    if group.ranks:
+        members = _ranks(group.ranks)
     if call.bytes is not None:
         members += f", {show_bytes(call.bytes)}"
     return f"{called(call, number)} of {group.name} ({members})"
@@ -316,23 +338,20 @@ def called(call: Call, number: int) -> str:
 
 def _next_step(summary: Summary) -> str:
     """The first thing to do."""
-    found, oldest = summary.waiting, summary.not_begun
-    if oldest is not None and oldest.suspects:
-        suspects = _ranks(oldest.suspects)
-        step = f"look at {suspects} first: process gone? Stack (py-spy dump), log, loader"
-        if oldest.missing:
-            missing = _ranks(oldest.missing)
-            step = f"{step}; add the dump of {missing}"
-        return step
-    if summary.only_unfinished:
-        return _FAILED_DEVICE
+    found, missing = summary.waiting, summary.job.missing
+    stopped = _stopped_step(summary.unfinished)
+    if stopped:
+        return stopped
+    if missing and not summary.job.records:
+        idle = _ranks(summary.job.ranks)
+        return f"no unfinished call on {idle}: {_add_records(missing)}"
     if not found.timed and summary.job.is_gloo:
         return "trace a few steps (dpscope attach): gloo records no durations"
     if not found.timed:
         return _HOW_TO_RECORD
     if not summary.measured:
-        if summary.job.missing:
-            return f"add the records of {_ranks(summary.job.missing)}"
+        if missing:
+            return _add_records(missing)
         return "record all ranks of one job over the same time"
     if summary.late_rank is not None:
         return (
@@ -344,13 +363,33 @@ def _next_step(summary: Summary) -> str:
     return "compare busbw with the link: --link 25GB/s, or dpscope calibrate"
 
 
+def _stopped_step(unfinished: Unfinished | None) -> str:
+    """Where to look for what stopped the job; empty if it may still be running."""
+    if unfinished is None:
+        return ""
+    oldest = unfinished.oldest
+    add = ""
+    if unfinished.without_record:
+        add = f"; {_add_records(unfinished.without_record)}"
+    if oldest is None or oldest.ran_ahead:
+        step = f"{_FAILED_DEVICE}{add}"
+        return step if unfinished.only else ""
+    how = "process gone? Stack (py-spy dump), log, loader"
+    likely = _ranks(unfinished.missing)
+    if not oldest.stopped:
+        return f"look at {likely} first: {how}{add}"
+    proven = _ranks(oldest.stopped)
+    if not unfinished.missing:
+        return f"look at {proven} first: {how}"
+    return f"look at {proven} first, then at {likely} (no record): {how}"
+
+
 def _not_begun(unfinished: Unfinished | None) -> Iterator[Finding]:
     if unfinished is None or unfinished.oldest is None:
         return
-    oldest = unfinished.oldest
     yield TraceCode.COLLECTIVE_NOT_BEGUN.finding(
-        "; ".join(_oldest_lines(oldest)),
-        "" if oldest.suspects else _FAILED_DEVICE,
+        "; ".join(_oldest_lines(unfinished)),
+        _FAILED_DEVICE if unfinished.oldest.ran_ahead else "",
         severity="error" if unfinished.only else None,
     )
 

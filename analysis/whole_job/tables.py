@@ -101,7 +101,7 @@ def rank_rows(summary: Summary) -> list[TableRow]:
 
 
 def waiting_rows(summary: Summary) -> list[TableRow]:
-    """Ranks that wait in the same call, in that of the oldest first."""
+    """Ranks that wait in the same call, those first that wait for a rank which waits in nothing."""
     if summary.unfinished is None:
         return []
     return [
@@ -111,7 +111,7 @@ def waiting_rows(summary: Summary) -> list[TableRow]:
             "oldest": called(waiting.oldest.call, waiting.oldest.number),
             "group": waiting.oldest.call.group.name,
             "group_ranks": list(waiting.oldest.call.group.ranks),
-            "waits_for": list(waiting.oldest.lacking),
+            "waits_for": list(waiting.oldest.awaited),
         }
         for waiting in summary.unfinished.waiting
     ]

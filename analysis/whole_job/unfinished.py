@@ -1,9 +1,11 @@
 """A job that stopped: the oldest call that some rank never began, and who that is.
 
-Only what hosts created is recorded. A rank that never began what others wait in, and that waits in
-nothing itself, is where the job stopped. A dead rank leaves no record: it may never have begun what
-others wait in with it. Where every rank that lacks a call waits itself, hosts had run ahead of their
-devices, and no record shows which device stopped.
+Only what hosts created is recorded. Each rank waits in its oldest unfinished call, for members that
+never began it or have an older unfinished call. The job stopped where this ends, in this order:
+
+- a rank that never began a call and waits in nothing: its records prove it;
+- a rank in a call that all members began, where it waits for none: its host ran ahead of a device;
+- a rank without a record: it died and may never have begun the call, or its file is lost.
 """
 
 from collections.abc import Iterator
@@ -21,27 +23,33 @@ Ranks = tuple[int, ...]
 class NotBegun:
     """A call that some member never began, or may not have begun.
 
-    `waiting` are the ranks in which it had not completed. Of its other members `stopped` never
-    began it and wait in nothing, `busy` never began it and wait in other calls, and `missing` left
-    no record.
+    `waiting` are the ranks in which it had not completed, of which `delayed` have an older such
+    call. Of its other members `stopped` never began it and wait in nothing, `busy` never began it
+    and wait in other calls, and `missing` left no record.
     """
 
     call: Call
     number: int
     waiting: Ranks
+    delayed: Ranks
     stopped: Ranks
     busy: Ranks
     missing: Ranks
 
     @property
-    def suspects(self) -> Ranks:
-        """The ranks to look at first; none where each of them waits in another call."""
-        return tuple(sorted((*self.stopped, *self.missing)))
-
-    @property
     def lacking(self) -> Ranks:
         """All members that did not begin it, as far as is known."""
-        return tuple(sorted((*self.stopped, *self.busy, *self.missing)))
+        return (*self.stopped, *self.busy, *self.missing)
+
+    @property
+    def awaited(self) -> Ranks:
+        """All members that the others wait for."""
+        return tuple(sorted((*self.delayed, *self.lacking)))
+
+    @property
+    def ran_ahead(self) -> bool:
+        """Whether each member that lacks it waits in another call."""
+        return self.lacking == self.busy
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,22 @@ class Unfinished:
     ranks: int  # that have such records
     only: bool  # the files hold no other records
     oldest: NotBegun | None
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[Waiting, ...]
+    without_record: Ranks
+
+    @property
+    def ends(self) -> Ranks:
+        """The ranks that wait in a call that all members began, and for no rank."""
+        ranks = [rank for one in self.waiting if not one.oldest.awaited for rank in one.ranks]
+        return tuple(sorted(ranks))
+
+    @property
+    def missing(self) -> Ranks:
+        """Those of `without_record` for which another rank may wait."""
+        calls = [one.oldest for one in self.waiting]
+        if self.oldest is not None:
+            calls.append(self.oldest)
+        return tuple(sorted({rank for call in calls for rank in call.missing}))
 
 
 @dataclass(frozen=True)
@@ -94,6 +117,7 @@ def unfinished_of(job: RecordedJob) -> Unfinished | None:
         only=records == job.records,
         oldest=calls.oldest_not_begun(),
         waiting=tuple(calls.waiting()),
+        without_record=tuple(job.missing),
     )
 
 
@@ -120,6 +144,12 @@ class _UnfinishedCalls:
         return grouped((call.on_all_ranks, call) for call in self.pending)
 
     @cached_property
+    def oldest(self) -> dict[int, tuple[Lane, int]]:
+        """The oldest of each rank that has any."""
+        calls = reversed(self.pending)
+        return {call.rank: call.on_all_ranks for call in calls}
+
+    @cached_property
     def begun(self) -> dict[tuple[int, Group, str, int], int]:
         """The last number that each rank began, by rank, group, pair and attempt."""
         begun: dict[tuple[int, Group, str, int], int] = {}
@@ -144,37 +174,43 @@ class _UnfinishedCalls:
             elif last < number:
                 stopped.append(rank)
         waiting = sorted({call.rank for call in calls})
+        delayed = [rank for rank in waiting if self.oldest[rank] != (lane, number)]
         return NotBegun(
-            calls[0].call, number, tuple(waiting), tuple(stopped), tuple(busy), tuple(missing)
+            call=calls[0].call,
+            number=number,
+            waiting=tuple(waiting),
+            delayed=tuple(delayed),
+            stopped=tuple(stopped),
+            busy=tuple(busy),
+            missing=tuple(missing),
         )
 
     def oldest_not_begun(self) -> NotBegun | None:
-        """The oldest call that a rank never began that waits in nothing; else the oldest with a
-        rank that left no record; else the oldest that any member never began.
+        """The call that shows best who stopped the job; None if every member began each call.
 
         Collectives come before transfers, whose numbers are known less well.
         """
-        calls = sorted(self.by_call, key=lambda call: bool(call[0].pair))
-        lacked = (self.members_of(*call) for call in calls)
-        known = [call for call in lacked if call.lacking]
-        return min(known, key=_uncertainty, default=None)
+        keys = sorted(self.by_call, key=lambda key: bool(key[0].pair))
+        calls = {key: self.members_of(*key) for key in keys}
+        of_ranks = set(self.oldest.values())
+        oldest = [calls[key] for key in keys if key in of_ranks]
+        lacked = [call for call in calls.values() if call.lacking]
+        proven = [call for call in lacked if call.stopped]
+        ahead = [call for call in lacked if call.ran_ahead]
+        missing = [call for call in (*oldest, *lacked) if call.missing]
+        likely = (*proven, *missing, *ahead)
+        if any(not call.awaited for call in oldest):
+            likely = (*proven, *ahead, *missing)
+        return next(iter(likely), None)
 
-    def waiting(self) -> Iterator[Waiting]:
-        """By the oldest call of each rank."""
-        oldest: dict[int, tuple[Lane, int]] = {}
-        for pending in self.pending:
-            oldest.setdefault(pending.rank, pending.on_all_ranks)
-        ranks_of = grouped((call, rank) for rank, call in oldest.items())
-        for call, ranks in ranks_of.items():
+    def waiting(self) -> list[Waiting]:
+        """By the oldest call of each rank; those first that wait for a rank that waits in nothing."""
+        rows = []
+        for key, ranks in grouped((key, rank) for rank, key in self.oldest.items()).items():
             records = sum(self.counts[rank] for rank in ranks)
-            yield Waiting(self.members_of(*call), tuple(sorted(ranks)), records)
-
-
-def _uncertainty(call: NotBegun) -> int:
-    """How little a call shows of who stopped the job."""
-    if call.stopped:
-        return 0
-    return 1 if call.missing else 2
+            rows.append(Waiting(self.members_of(*key), tuple(sorted(ranks)), records))
+        rows.sort(key=lambda row: row.ranks)
+        return sorted(rows, key=lambda row: self.counts.keys() >= {*row.oldest.awaited})
 
 
 def _pending(job: RecordedJob) -> Iterator[_Pending]:

@@ -8,7 +8,7 @@ import pytest
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.whole_job.job import read_job
-from dpscope.analysis.whole_job.summary import called, summarise
+from dpscope.analysis.whole_job.summary import Summary, called, summarise
 from dpscope.analysis.whole_job.tables import waiting_rows
 from dpscope.analysis.whole_job.unfinished import Unfinished, unfinished_of
 from tests.helpers.collective_records import dump, entry, write_dumps
@@ -37,10 +37,11 @@ def test_no_rank_is_named_where_hosts_ran_ahead_of_dead_gpus() -> None:
     found = unfinished(folder)
     assert found is not None
     assert found.oldest is not None
-    assert found.oldest.suspects == ()
+    assert found.oldest.ran_ahead
+    assert found.ends == (12, 14)  # the GPUs that its authors stopped
     summary = summarise(read_job(find_files(folder), 1 << 30))
     texts = " ".join(fact.text for fact in summary.verdict.shown)
-    assert "no record shows which" in texts
+    assert "the chain of waits ends at ranks 12, 14" in texts
     assert "rank 12 never began all_to_all 20537" in texts
     assert "calls before it had not completed there, either" in texts
     assert "look at rank" not in texts.lower()
@@ -61,21 +62,23 @@ def test_calls_in_flight_that_all_ranks_began_name_nobody(tmp_path: Path) -> Non
     assert not found.only
 
 
-def without(tmp_path: Path, *ranks: int) -> Path:
-    """The dumps of `lock_gil` but for these ranks'."""
+def without(tmp_path: Path, *ranks: int, job: str = "lock_gil") -> Summary:
+    """A job of which these ranks' dumps are lost."""
     folder = tmp_path / "dumps"
-    shutil.copytree(DATA / "flight_recorder" / "lock_gil", folder)
+    shutil.copytree(DATA / "flight_recorder" / job, folder)
     for rank in ranks:
         (folder / f"_dump_{rank}").unlink()
-    return folder
+    return summarise(read_job(find_files(folder), 1 << 30))
 
 
 @pytest.mark.parametrize(
     ("gone", "stopped", "missing"),
     [
         ((9, 14), (), (9, 14)),  # the ranks that stopped the job left no dump
+        ((5, 9, 14), (), (9, 14)),  # nobody waits for rank 5 first
         ((9,), (14,), (9,)),
         ((*range(8), *range(9, 16)), (), tuple(range(9, 16))),  # rank 8's dump alone
+        ((8,), (9, 14), (8,)),
         ((3,), (9, 14), ()),  # also where others left none
     ],
 )
@@ -83,12 +86,17 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
     tmp_path: Path, gone: tuple[int, ...], stopped: tuple[int, ...], missing: tuple[int, ...]
 ) -> None:
     """A dead rank writes no dump."""
-    summary = summarise(read_job(find_files(without(tmp_path, *gone)), 1 << 30))
+    summary = without(tmp_path, *gone)
     oldest = known(summary.not_begun)
     assert called(oldest.call, oldest.number) == "all_to_all 45265"
     assert (oldest.stopped, oldest.missing) == (stopped, missing)
-    suspects = as_ranges(sorted((*stopped, *missing)))
-    assert said(summary.verdict, "next").startswith(f"NEXT: Look at ranks {suspects} first")
+    step = said(summary.verdict, "next")
+    first = stopped or missing
+    assert (
+        f"NEXT: Look at {'rank' if len(first) == 1 else 'ranks'} {as_ranges(first)} first" in step
+    )
+    assert ("add the records of" in step) == (not stopped)
+    assert ("(no record)" in step) == bool(stopped and missing)
     (limit,) = [one for one in summary.verdict.limits if one.label == "INCOMPLETE"]
     assert limit.lines[0].endswith(f" {as_ranges(sorted(gone))}")
     assert any(one.severity == "error" for one in summary.findings)
@@ -96,6 +104,58 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
         assert f"{as_ranges(missing)} left no record, and may never have" in said(
             summary.verdict, "stopped"
         )
+
+
+@pytest.mark.parametrize(
+    ("gone", "ends"),
+    [(0, (12, 14)), (8, (12, 14)), (12, (14,)), (13, (14,)), (14, (12,)), (15, (12,))],
+)
+def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
+    tmp_path: Path, gone: int, ends: tuple[int, ...]
+) -> None:
+    """The device's failure is the first answer, the lost dump the second."""
+    summary = without(tmp_path, gone, job="gpu_error")
+    assert known(summary.not_begun).ran_ahead
+    assert known(summary.unfinished).ends == ends
+    *_, ran_ahead, chain, lost = known(summary.verdict.fact("stopped")).lines
+    assert ran_ahead.endswith("hosts ran ahead of a device that stopped")
+    assert chain.endswith(f"ends at {'rank' if len(ends) == 1 else 'ranks'} {as_ranges(ends)}")
+    assert lost.startswith(f"rank {gone} left no record")
+    step = said(summary.verdict, "next")
+    assert step.startswith("NEXT: Look for a failed device in the logs of all hosts (Xid, ECC")
+    assert step.endswith(f"add the records of rank {gone}")
+
+
+def test_without_both_dead_gpus_ranks_all_wait_for_what_is_missing(tmp_path: Path) -> None:
+    summary = without(tmp_path, 12, 14, job="gpu_error")
+    assert known(summary.unfinished).ends == ()
+    assert said(summary.verdict, "next").startswith("NEXT: Look at ranks 12, 14 first")
+
+
+def test_a_rank_behind_an_older_call_of_its_own_is_no_end(tmp_path: Path) -> None:
+    """Rank 0 of three waits in a call with rank 1, which waits for the dead rank 2 before it."""
+    pair = pending(9) | {"process_group": ("1", "pair"), "collective_seq_id": 1}
+    dumps = [dump([pair], (0, 1, 2)), dump([pending(5), pair], (0, 1, 2))]
+    for one in dumps:
+        one["pg_config"]["1"] = {"name": "1", "desc": "pair", "ranks": "[0, 1]"}
+    summary = summarise(read_job(find_files(write_dumps(tmp_path, dumps)), 1 << 30))
+    waits_for = {row["oldest"]: row["waits_for"] for row in waiting_rows(summary)}
+    assert waits_for == {"all_reduce 1": [1], "all_reduce 5": [0, 2]}
+    assert known(summary.unfinished).ends == ()
+    assert "Look at rank 2 first" in said(summary.verdict, "next")
+
+
+def test_one_dump_without_a_call_asks_for_the_others() -> None:
+    dump = DATA / "flight_recorder" / "lock_gil" / "_dump_9"
+    summary = summarise(read_job(find_files(dump), 1 << 30))
+    step = said(summary.verdict, "next")
+    assert step == "NEXT: No unfinished call on rank 9: add the records of ranks 0 to 8, 10 to 15"
+
+
+def test_ranks_that_wait_for_a_culprit_come_first() -> None:
+    folder = DATA / "flight_recorder" / "lock_gil"
+    rows = waiting_rows(summarise(read_job(find_files(folder), 1 << 30)))
+    assert [row["ranks"][0] for row in rows] == [1, 6, 8, 0, 2, 3, 4, 5, 7]
 
 
 def test_transfers_show_who_waits_for_whom() -> None:
@@ -135,7 +195,7 @@ def test_collective_not_begun_is_reported_where_a_member_lacks_it(tmp_path: Path
     begun, both = dump([entry(1)]), dump([entry(1), pending(2)])
     stopped = (
         "rank 1 never began the oldest unfinished call, in which rank 0 waits: "
-        "all_reduce 2 of default_pg (ranks 0 to 1, 4.00 kB)"
+        "all_reduce 2 of default_pg (ranks 0, 1, 4.00 kB)"
     )
     assert shown(write_dumps(tmp_path / "lacks", [both, begun])) == [("warning", stopped)]
     # a watchdog writes what had not completed alone: rank 1 began 1 and nothing later
