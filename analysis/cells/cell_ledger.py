@@ -10,7 +10,12 @@ from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
 from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
-from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
+from dpscope.analysis.traces.ranks.contention import (
+    Contentions,
+    contentions,
+    of_enough_hidden,
+    with_contention,
+)
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
@@ -59,7 +64,9 @@ def cell_contentions(data: Job, single: Job | None) -> Contentions:
     """
     alone = single.tables.kernels if single is not None and data.devices > 1 else None
     against_single = contentions(data.tables.kernels, alone)
-    return against_single if against_single.every is not None else contentions(data.tables.kernels)
+    if against_single.every is None:
+        return data.contentions
+    return of_enough_hidden(against_single, data.traced_ledger)
 
 
 @once

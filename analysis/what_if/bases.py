@@ -74,7 +74,7 @@ def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
     found = []
     if not contention.basis:
         found.append(
-            "how much collectives slow computing, as no comparable compute ran both with and without them; assumed: not at all"
+            "how much collectives slow computing, as too little comparable compute ran with and without them; assumed: not at all"
         )
     if any(profile.servers > 1 for profile in job.profiles):
         found.append(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpscope.analysis.stats.samples import Interval, student_t
+from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import Groups, Table, joined
@@ -25,10 +26,15 @@ TOO_UNCERTAIN = (
     "not measurable here: comparable kernels ran next to communication, or without it, in one step only, or their times differ "
     "too much between steps for an interval"
 )
+LITTLE_HIDDEN = (
+    "slowdown not known: {:.2f}x ({:.2f} to {:.2f}), from {} of hidden communication a step"
+)
 _FEWEST_KERNELS = 3
 _FEWEST_STEPS = 2
 # of the overlapped compute time: below it the ratio does not represent the step
 _LEAST_COMPARED = 0.1
+# of communication: from less, a ratio is noise, and no matter for the step
+_LEAST_HIDDEN = 0.01
 _CLASS = ("repeat", "rank", "device", "kernel_class")
 _STEP = ("source", "repeat", "step")
 
@@ -135,6 +141,24 @@ def _overlap_by_operator(kernels: Table) -> list[tuple[str, float]]:
     operators = kernels.group("operator", in_order=True)
     names = kernels.words("operator")[operators.first].tolist()
     return list(zip(map(str, names), operators.sums(kernels["overlap_us"]).tolist(), strict=True))
+
+
+def of_enough_hidden(found: Contentions, ledger: Ledger | None) -> Contentions:
+    """As found, but not known where hardly any communication of a step is hidden.
+
+    `ledger` is where that step goes, None where it is not known.
+    """
+    every = found.every
+    if every is None or ledger is None or ledger.hidden_us is None:
+        return found
+    communication_us = ledger.communication_us or 0.0
+    if ledger.hidden_us >= _LEAST_HIDDEN * communication_us:
+        return found
+    bounds = every.ratio_interval
+    assert bounds is not None  # else `every` is not known
+    hidden = show_time(ledger.hidden_us)
+    reason = LITTLE_HIDDEN.format(every.ratio, *bounds, hidden)
+    return Contentions(None, reason=reason)
 
 
 def with_contention(ledger: Ledger, measured: Contentions) -> Ledger:

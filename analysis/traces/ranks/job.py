@@ -18,7 +18,12 @@ from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.turns import TurnSamples
 from dpscope.analysis.traces.ranks import exposed_parts, lateness
-from dpscope.analysis.traces.ranks.contention import Contentions, contentions, with_contention
+from dpscope.analysis.traces.ranks.contention import (
+    Contentions,
+    contentions,
+    of_enough_hidden,
+    with_contention,
+)
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, critical_rows, ledger_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS
@@ -318,7 +323,8 @@ class Job:
         key = column, measuring_pass
         if key not in self._computed_samples:
             self._computed_samples[key] = self._samples_of(*key)
-        return self._computed_samples[key]
+        samples: TurnSamples = self._computed_samples[key]
+        return samples
 
     @cached_property
     def _computed_samples(self) -> dict[tuple[str, str], TurnSamples]:
@@ -377,7 +383,8 @@ class Job:
     @cached_property
     def contentions(self) -> Contentions:
         """How much longer kernels run next to communication than free ones of the same class."""
-        return contentions(self.tables.kernels)
+        found = contentions(self.tables.kernels)
+        return of_enough_hidden(found, self.traced_ledger)
 
     @cached_property
     def ledger(self) -> Ledger | None:

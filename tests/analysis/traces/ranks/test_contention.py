@@ -2,6 +2,7 @@
 trace.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from dpscope.analysis.traces.ranks.contention import (
     TOO_UNCERTAIN,
     Contention,
     contentions,
+    of_enough_hidden,
 )
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.what_if.bases import contention_of_ledger
 from tests.generated_traces.contended import Contended, write_contended_job
@@ -85,6 +88,18 @@ def test_kernels_of_the_backward_pass_are_compared_with_those_of_the_backward_pa
         write_contended_job(tmp_path, Contended(factor=1.3, noise=0.0, forward=2.0))
     )
     assert known(analysis.contentions.every).ratio == pytest.approx(1.3)
+
+
+def test_little_hidden_communication_is_no_measure(tmp_path: Path) -> None:
+    """Of 1 ms of communication 10 us must be hidden."""
+    found = analyze_traces(write_contended_job(tmp_path, Contended(noise=0.0))).contentions
+    of_step = Ledger(2000.0, 1000.0, 0.0, 990.0, 0.0, 10.0, communication_us=1000.0)
+    assert of_enough_hidden(found, of_step) is found
+    less = replace(of_step, exposed_transfer_us=995.0)
+    unknown = of_enough_hidden(found, less)
+    assert unknown.every is None
+    assert unknown.reason.startswith("slowdown not known: 1.30x (1.")
+    assert unknown.reason.endswith("from 5.00 µs of hidden communication a step")
 
 
 def test_no_overlap_is_unknown_with_a_reason(tmp_path: Path) -> None:
