@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from dpscope.analysis.costs.cost import Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor
+from dpscope.analysis.costs.timed_here import half_band
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
@@ -102,7 +103,34 @@ def by_law(call: Call, known: Known) -> Cost | None:
         return None
     per_node = place.per_node if place.nodes > 1 else None
     law = known.once((by_law, call.kind, per_node), lambda: _law(calibration, call.kind, per_node))
-    return law.cost(place, call.size_bytes) if law is not None else None
+    if law is None:
+        return None
+    measured = law.nearest(place.devices)
+    fit = known.fit(call.kind, measured, call.statistic)
+    if fit is None:
+        return law.cost(place, call.size_bytes)
+    # sizes may also be off by a cliff, which the law has from the measured times
+    noise = min(half_band(fit), _spread(calibration, call.kind, measured))
+    if noise > math.log(WIDEST):
+        raise Missing(
+            f"{call.kind} calibrated on {measured} devices is too noisy to extrapolate: calibrate "
+            "again while no other program runs"
+        )
+    return law.cost(place, call.size_bytes, max(_LEAST_BAND, noise))
+
+
+def _spread(calibration: Calibration, kind: str, place: Place) -> float:
+    """Half the logarithm of longest over shortest time of one size, at the size where that is
+    largest.
+    """
+    halves = [0.0]
+    for point in calibration.points:
+        if (point.collective, point.devices) == (kind, place.devices):
+            longest = max(point.times_us)
+            shortest = min(point.times_us)
+            spread = math.log(longest / shortest)
+            halves.append(spread / 2)
+    return max(halves)
 
 
 def _law(calibration: Calibration, kind: str, per_node: int | None) -> "Law | None":
@@ -145,6 +173,17 @@ class Law:
     def layouts(self) -> list[Layout]:
         """By count."""
         return sorted({point.layout for point in self.points}, key=lambda layout: layout[1])
+
+    def nearest(self, devices: int) -> Place:
+        """The measured place whose count is nearest."""
+
+        def distance(layout: Layout) -> float:
+            _, count = layout
+            return max(count / devices, devices / count)
+
+        nodes, count = min(self.layouts, key=distance)
+        per_node = math.ceil(count / nodes)
+        return Place(count, per_node)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -272,13 +311,13 @@ class Law:
         where = f"{self.kind} {self._known}: {distance:.3g} times beyond the measured counts"
         return Missing(f"{where}: {why}; measure at {nearer}")
 
-    def cost(self, place: Place, size: float) -> Cost:
+    def cost(self, place: Place, size: float, least_half: float = _LEAST_BAND) -> Cost:
         """On a count that was not measured, or only at one size; raises Missing where the band
-        would be too wide.
+        would be too wide. It is no narrower than `least_half`, that of measured counts.
         """
         distance = self._distance(place.devices)
         at_twice = self.half_band(size)
-        half = max(_LEAST_BAND, at_twice * _growth(distance))
+        half = max(least_half, at_twice * _growth(distance))
         if half > math.log(WIDEST):
             why = f"the band is wider than {WIDEST:g} times"
             raise self._refusal(place.devices, _reach(at_twice), why)

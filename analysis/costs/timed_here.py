@@ -30,17 +30,21 @@ def timed_here(call: Call, known: Known) -> Cost | None:
     if outside is not None:
         words += ", beyond its sizes"
         formula += ", extrapolated"
-    half = _half_band(fit, outside is not None)
+    half = half_band(fit, outside is not None)
     cost = banded(latency_us, time_us - latency_us, half, "calibration", words)
     return cost.computed_by(formula, outside)
 
 
-def _half_band(fit: CollectiveFit, is_outside: bool) -> float:
-    """By the error of predicting sizes that were left out."""
+def half_band(fit: CollectiveFit, is_outside: bool = False) -> float:
+    """In logarithms, by the error of predicting sizes that were left out."""
     error = fit.prediction_relative_error
-    if error is None or is_outside:
+    if error is None:
         return _UNTESTED_BAND
-    return max(_LEAST_BAND, -math.log1p(-min(error, _LARGEST_ERROR)))
+    least = _LEAST_BAND
+    if is_outside:
+        least = _UNTESTED_BAND
+    known_error = min(error, _LARGEST_ERROR)
+    return max(least, -math.log1p(-known_error))
 
 
 def _formula(fit: CollectiveFit, size_bytes: float) -> str:

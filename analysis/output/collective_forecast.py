@@ -61,8 +61,12 @@ def print_forecasts(
     for collective, rows in by_collective.items():
         known = [row for row in rows if row.time_us is not None]
         notes = list(dict.fromkeys(map(_source, rows)))
-        if any(row.basis == "predicted" for row in known):
-            notes = [*_noise(calibration, collective), *notes, *_NOTES]
+        bases = {row.basis for row in rows}
+        if bases != {"measured"}:
+            noise = _noise(calibration, collective)
+            notes = [*noise, *notes]
+        if "predicted" in bases:
+            notes += _NOTES
         if _falls(known):
             notes.append(_FALLING)
         if known:

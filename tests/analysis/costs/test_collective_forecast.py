@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from dpscope.analysis.output.collective_forecast import parse_counts, print_fore
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.nccl_logs import COUNTS, SHAPES, Cluster, log_text
+from tests.helpers.known import known
 from tests.helpers.paths import ROOT
 
 MIB = 1 << 20
@@ -169,3 +171,30 @@ def test_a_noisy_calibration_is_called_too_noisy_to_extrapolate(tmp_path: Path) 
     measured = Console(file=io.StringIO(), width=200)
     print_forecasts(noisy, [2], "table", measured)
     assert "too noisy" not in measured.file.getvalue()  # type: ignore[attr-defined]
+    extrapolated = forecasts(noisy, [4])
+    assert {row.collective for row in extrapolated if row.time_us is None} == {"all_reduce"}
+
+
+def test_a_band_is_no_narrower_than_the_noise_of_the_measured_count(tmp_path: Path) -> None:
+    """A size's times lie between 0.6 and 1.7 times their median; sizes left out are predicted
+    within 45%, 1 / 0.55 times as long, which is more.
+    """
+    quiet_counts = calibrated(tmp_path, quiet().times_us((4, 8, 16, 32)))
+    unsure = [
+        msgspec.structs.replace(fit, prediction_relative_error=0.45) for fit in quiet_counts.fits
+    ]
+    spread = []
+    for point in quiet_counts.points:
+        (time_us,) = point.times_us
+        times_us = (0.6 * time_us, time_us, 1.7 * time_us)
+        spread.append(msgspec.structs.replace(point, times_us=times_us))
+    with_cliffs = msgspec.structs.replace(quiet_counts, fits=tuple(unsure))
+    noisy = msgspec.structs.replace(with_cliffs, points=tuple(spread))
+    narrow, same, wide = (
+        by_size(forecasts(calibration, [64]), 64)[MIB]
+        for calibration in (quiet_counts, with_cliffs, noisy)
+    )
+    assert same == narrow
+    assert known(narrow.high_us) / known(narrow.time_us) < 1.5
+    assert known(wide.high_us) / known(wide.time_us) == pytest.approx((1.7 / 0.6) ** 0.5)
+    assert wide.time_us == pytest.approx(narrow.time_us)
