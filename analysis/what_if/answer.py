@@ -34,6 +34,15 @@ class Predicted(NamedTuple):
     prediction: Prediction
     is_base: bool = False  # the scenario differs in nothing from what was measured
 
+    @property
+    def change(self) -> str:
+        """The options but the devices, such as ``comm hook fp16``."""
+        options = []
+        for name, word in self.words.items():
+            if name != "devices":
+                options.append(f"{_option(name)} {word}")
+        return " with ".join(options)
+
 
 _NAME_ONE = "give --devices, --link, --bucket-mb, --batch-size or another scenario"
 
@@ -74,11 +83,20 @@ class RunAnswer:
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        reasons = (
-            (predicted.prediction.reason, predicted.prediction.devices)
-            for predicted in self.predictions
-        )
-        return [f"No prediction for {text}" for text in _by_text(reasons, set())]
+        alike = grouped((each.change, each.prediction) for each in self.predictions)
+        changes: dict[str, list[str]] = {}
+        for change, predictions in alike.items():
+            reasons = ((each.reason, each.devices) for each in predictions)
+            for text in _by_text(reasons, set()):
+                changes.setdefault(text, []).append(change)
+        lines = []
+        for text, of_text in changes.items():
+            scenarios = " or ".join(of_text)
+            place = text
+            if scenarios:
+                place = f"{scenarios}, {text}"
+            lines.append(f"No prediction for {place}")
+        return lines
 
     @property
     def limits(self) -> list[str]:
@@ -101,7 +119,9 @@ class RunAnswer:
             kind = "median untraced step of all repeats"
         measured = f"{show(base.step_us, _MS)} ms a step ({kind})"
         line = f"From {base.name} on {counted(base.devices, 'device')}: {measured}."
-        return line if base.host_cores is None else f"{line} {CPU_RUN}"
+        if base.host_cores is None:
+            return line
+        return f"{line} {CPU_RUN}"
 
     @property
     def efficiencies(self) -> Efficiencies:
@@ -198,10 +218,12 @@ def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
         return None
     if predict(question.base, Scenario(), question.costs).reason is not None:
         return None
-    counts = [times * question.base.devices for times in _TIMES_AS_MANY]
-    return run_answer(
-        question, own, [({"devices": str(count)}, Scenario(devices=count)) for count in counts]
-    )
+    larger = []
+    for times in _TIMES_AS_MANY:
+        count = times * question.base.devices
+        words = {"devices": str(count)}
+        larger.append((words, Scenario(devices=count)))
+    return run_answer(question, own, larger)
 
 
 def replay_error(base: Base) -> float:
@@ -253,13 +275,16 @@ def prediction_table(answer: RunAnswer) -> TextTable:
 def _base_row(answer: RunAnswer) -> Predicted:
     base = answer.question.base
     alone_us = base.single_us.get(base.batch_size or 0)
+    efficiency = None
+    if alone_us is not None:
+        efficiency = alone_us / base.step_us
     measured = Prediction(
         base.devices,
         base.place.nodes,
         base.batch_size,
         base.step_us,
         exposed_us=base.exposed_us,
-        efficiency=None if alone_us is None else alone_us / base.step_us,
+        efficiency=efficiency,
     )
     return Predicted({}, measured, is_base=True)
 
@@ -339,7 +364,8 @@ def facts(answer: RunAnswer) -> list[str]:
     """The layout, the base, its replay, the method's error, and what is not known."""
     base = answer.question.base
     replayed_us = fmean(profile.step_us for profile in base.profiles)
-    error = max(100 * abs(replay_error(base)), 0.01)
+    error = 100 * abs(replay_error(base))
+    error = max(error, 0.01)
     every = counted(len(base.every), "traced step")
     mean = f"{show(replayed_us, _MS)} ms on average"
     nearest = f"the {len(base.profiles)} nearest to the median ({mean})"

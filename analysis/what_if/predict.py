@@ -11,12 +11,19 @@ from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.left_out import FARTHEST
 from dpscope.analysis.stats.missing import Missing
+from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.what_if.band import WIDEST, Parts, by_costs, half_band, replay_parts
 from dpscope.analysis.what_if.inputs import batch_basis, inputs_of, place_of, setting_of
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
 from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Prediction, Scenario, Setting
-from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
+from dpscope.analysis.what_if.step_profile import (
+    HOOK_FACTORS,
+    Bucketing,
+    StepProfile,
+    bucket_ends,
+    not_reproduced,
+)
 from dpscope.profiling.records.finding import counted
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
@@ -350,10 +357,24 @@ def _core_limit(base: Base, place: Place) -> str | None:
     return f"too optimistic for {host}: each process is predicted with as many as now"
 
 
+def _same_buckets(base: Base, bucketing: Bucketing) -> bool:
+    """Whether another cap cuts the gradients as the base's does."""
+    if bucketing.cap_mib == base.bucketing.cap_mib:
+        return False
+    return all(
+        tuple(bucket_ends(profile.gradients.bytes.tolist(), bucketing)) == profile.bucket_ends
+        for profile in base.profiles
+    )
+
+
 def _rests_on(base: Base, setting: Setting) -> list[str]:
     """What a prediction rests on in addition to its costs."""
     place = setting.place
     clauses = []
+    if _same_buckets(base, setting.bucketing):
+        size = show_bytes(base.profiles[0].gradients.total_bytes)
+        buckets = counted(len(base.profiles[0].bucket_ends), "bucket")
+        clauses.append(f"all gradients ({size}) stay in {buckets}: this cap changes nothing")
     samples = setting.micro_batch
     if samples is not None and samples != base.setting.micro_batch:
         clauses.append(batch_basis(base, samples))

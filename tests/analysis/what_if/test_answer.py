@@ -92,6 +92,13 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
     assert of(*limited).limits == ["Few cores."]
 
 
+def test_a_refusal_names_its_scenarios() -> None:
+    refused = Prediction(2, 1, 8, reason="too uncertain")
+    asked = [Predicted({"comm_hook": hook, "devices": "2"}, refused) for hook in ("fp16", "bf16")]
+    (line,) = RunAnswer(Question(BASE, COSTS), CellErrors(()), tuple(asked)).refusals
+    assert line == "No prediction for comm hook fp16 or comm hook bf16, 2 devices: too uncertain."
+
+
 def test_the_first_row_is_the_measured_base() -> None:
     """230 us, of which 20 are exposed; one device takes 210: 91.3%."""
     scenarios = [

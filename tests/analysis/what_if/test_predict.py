@@ -169,6 +169,14 @@ def test_costs_that_the_run_contradicts_are_said_to_and_widen_the_band() -> None
     )
 
 
+def test_a_cap_that_cuts_the_gradients_as_before_is_said_to_change_nothing() -> None:
+    cap_mib = known(BASE.bucketing.cap_mib)
+    alike = predict(BASE, Scenario(bucket_mb=1.01 * cap_mib), COSTS)
+    assert "2 buckets: this cap changes nothing" in str(alike.rests_on)
+    apart = predict(BASE, Scenario(bucket_mb=100 * cap_mib), COSTS)
+    assert "this cap changes nothing" not in str(apart.rests_on)
+
+
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     widths = []
     for devices in (2, 4, 8, 16):
