@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
@@ -10,6 +12,11 @@ from dpscope.launch.commands.help_text import default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.launch.measuring.calibration_settings import DEFAULTS, SETTINGS
 from dpscope.profiling.store.errors import DpscopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dpscope.profiling.records.calibration import Calibration
 
 _MEASURING = " ".join(
     (
@@ -74,8 +81,11 @@ class CalibrateRequest(options.NodeOptions):
 
 def calibrate(request: CalibrateRequest) -> None:
     stated = options.read_link(request.link)
-    from dpscope.analysis.costs.calibration_files import calibration_from_logs, calibration_path
-    from dpscope.analysis.costs.node_rates import rate_between, rate_within
+    from dpscope.analysis.costs.calibration_files import (
+        calibration_from_logs,
+        calibration_path,
+        wrong_results,
+    )
     from dpscope.analysis.report.calibration import (
         calibration_answers,
         calibration_tables,
@@ -113,25 +123,35 @@ def calibrate(request: CalibrateRequest) -> None:
             measured = run_calibration(settings, console, stated, starter, folder)
             starter.dismiss(0)
     fitted, path = save_calibration(measured, out)
+    untrusted = wrong_results(fitted)
+    print_sentences(console, (f"WRONG RESULTS: {wrong.message}." for wrong in untrusted))
     print_sentences(console, calibration_answers(fitted))
     print_tables(calibration_tables(fitted), "table", console)
-    if (between := rate_between(fitted)) is not None:
-        within = rate_within(fitted) or "not timed"
-        console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
+    _print_node_rates(console, fitted)
     print_findings(console, (*fitted.findings, *calibration_chapter(fitted).findings))
     console.print(
         f"\nCalibration: {path}; figure: {path.with_suffix('.png')}",
         highlight=False,
         soft_wrap=True,
     )
+    following = ""
     if is_run_folder(out):
-        console.print(f"Next: dpscope analyze {out}", highlight=False, soft_wrap=True)
+        following = f"dpscope analyze {out}"
     elif path != out:
-        console.print(
-            f"Next: dpscope run --out {out}, whose report then predicts",
-            highlight=False,
-            soft_wrap=True,
-        )
+        following = f"dpscope run --out {out}, whose report then predicts"
+    if following:
+        console.print(f"Next: {following}", highlight=False, soft_wrap=True)
+    if untrusted:
+        raise typer.Exit(1)
+
+
+def _print_node_rates(console: "Console", calibration: "Calibration") -> None:
+    from dpscope.analysis.costs.node_rates import rate_between, rate_within
+
+    between = rate_between(calibration)
+    if between is not None:
+        within = rate_within(calibration) or "not timed"
+        console.print(f"Rate between nodes: {between}; within a node: {within}", highlight=False)
 
 
 def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
