@@ -136,10 +136,11 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
             "the rows do not determine a law without those that are left out: measure another count"
         )
         return without._replace(reason=reason)
+    error = math.expm1(best.error)
     if best.error > MISSED:
         missed = f"the best misses rows that were left out of its fit by more than {MISSED:.0%}"
         return without._replace(
-            error_left_out=_rounded(math.expm1(best.error)),
+            error_left_out=_rounded(error),
             rows_left_out=best.rows,
             reason=f"no law fits: {missed}; measure another count",
         )
@@ -152,7 +153,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         low=_rounded(value * math.exp(-half)),
         high=_rounded(value * math.exp(half)),
         law=best.law,
-        error_left_out=_rounded(math.expm1(best.error)),
+        error_left_out=_rounded(error),
         rows_left_out=best.rows,
     )
     if found.low == found.high:
@@ -160,7 +161,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         return found._replace(low=None, high=None, reason=exact)
     if len(counts) == 2:
         few = "two counts leave no row to judge the law: the band is the error of a constant step"
-        return found._replace(reason=few)
+        return found._replace(error_left_out=None, rows_left_out=0, reason=few)
     return found
 
 
