@@ -15,7 +15,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import RUN_AGAIN, Situation, next_fact
 from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
-from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, ends, percent
+from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, capital, ends, percent
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.limits import MISSING, NOISY, limits, on_shared_cores, timed_rows
@@ -24,7 +24,6 @@ from dpscope.analysis.findings.trace_limits import NAMED_FILES, limits_of_traces
 from dpscope.analysis.runs.cell_findings import more_samples
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData, repeats_text
 from dpscope.analysis.stats.samples import verdict
-from dpscope.analysis.text.units import sentence
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -84,7 +83,7 @@ def _verdict_on_read(data: Job, row: CellRow | None) -> Verdict:
         unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
         lost, again = _lost(data), _TRACE_MORE
         if lost is not None:
-            again = f"{sentence(lost.message)} {sentence(lost.next_step)}"
+            again = capital(lost.next_step)
         return Verdict(setting, limits, (unknown, _next(again)))
     return _about(
         Verdict(setting, limits, strategy=data.strategy, cells=(data.name,)),

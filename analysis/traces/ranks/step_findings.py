@@ -164,7 +164,12 @@ def far_longer_steps(steps: Table, name: str = "") -> Iterator[Finding]:
         of_repeat = usual.take(usual["repeat"] == of_step["repeat"][0])
         texts.append(_longer_step(of_step, of_repeat))
     left = len(usual.group("repeat", "step"))
-    message = f"{listed(texts, _NAMED_STEPS)}; averages are of the other {counted(left, 'step')}"
+    named = listed(texts, _NAMED_STEPS)
+    others = f"averages are of the other {counted(left, 'step')}"
+    partial = steps.truths("partial_window", missing=True)
+    if partial.any():
+        others += ", without the partial first one"
+    message = f"{named}; {others}"
     yield TraceCode.STEPS_FAR_LONGER.finding(message, about=name)
 
 

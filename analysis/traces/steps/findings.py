@@ -141,7 +141,7 @@ def _communication_not_shown(attribution: Attribution) -> Finding:
         return TraceCode.TRACE_INCOMPLETE.finding(text, _WHOLE_FILE)
     action = "trace the device too, where there is one; of backends on the CPU dpscope reads gloo's ranges alone"
     if attribution.on_device:
-        action = "with gloo on GPU tensors nothing runs on the device to be read; else trace again, and see `dpscope doctor`"
+        action = "with gloo on GPU tensors, use nccl or time gloo's calls on the host; else trace again, and see `dpscope doctor`"
     return TraceCode.TRACE_INCOMPLETE.finding(f"{source} {none_shown}", action)
 
 

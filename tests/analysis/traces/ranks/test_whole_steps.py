@@ -35,7 +35,8 @@ def test_one_long_collective_is_named_and_in_no_average(tmp_path: Path) -> None:
     assert (ledger.steps, ledger.left_out_steps) == (4, 1)
     assert message(analysis) == (
         "step 1 takes 5.04 s, 92 times the median step's 55.0 ms: its collectives move data for 4.99 s longer on all ranks, "
-        "as at the first use of a communicator; averages are of the other 4 steps"
+        "as at the first use of a communicator; averages are of the other 4 steps, "
+        "without the partial first one"
     )
     cost = known(ReadJob(analysis).verdict.fact("cost"))
     assert "communication takes 10.0 of the 55.0 ms of a step, 18%" in cost.text
