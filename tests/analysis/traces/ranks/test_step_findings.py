@@ -116,6 +116,7 @@ def test_idle_time_in_which_unknown_communication_may_lie_is_no_finding(tmp_path
     verdict = ReadJob(analysis).verdict
     assert "not measured" in said(verdict, "cost")
     assert "communication not known" in verdict.setting
+    assert said(verdict, "next").startswith("NEXT: With gloo on GPU tensors, use nccl or time")
 
 
 WAIT_US = 100.0
