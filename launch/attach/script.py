@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from dpscope.profiling.attached.settings import RAISED
 
@@ -22,6 +23,14 @@ def run_script(
     the current one. Output and exit status are the script's: an exception is printed from the
     script's first frame on, and ends this process with status 1.
     """
+    exit_at_once, process_id = os._exit, os.getpid()
+
+    def exit_after_saving(status: int) -> NoReturn:
+        if os.getpid() == process_id:  # not a forked child, such as a loader worker
+            ended(f"the script called os._exit({status})")
+        exit_at_once(status)
+
+    os._exit = exit_after_saving
     try:
         _execute(command, folder)
     except SystemExit as error:
@@ -37,6 +46,8 @@ def run_script(
         sys.exit(1)
     else:
         ended("the script ended")
+    finally:
+        os._exit = exit_at_once
 
 
 def _execute(command: Sequence[str], folder: Path | None) -> None:

@@ -1,5 +1,6 @@
 """A script run by dpscope behaves as when run by Python."""
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -92,3 +93,17 @@ def test_the_exit_status_is_the_scripts(
     with pytest.raises(type(raised)) as ended:
         run_script([script(tmp_path, text)], ends.append)
     assert (ended.value.args, ends) == (raised.args, [how])
+
+
+def test_measurements_are_saved_before_os_exit_except_in_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[int] = []
+    ends: list[str] = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    run_script([script(tmp_path, "import os; os._exit(5)")], ends.append)
+    assert (statuses, ends[0]) == ([5], "the script called os._exit(5)")
+    child = "import os; own = os.getpid; os.getpid = lambda: 0; os._exit(6); os.getpid = own"
+    ends.clear()
+    run_script([script(tmp_path, child)], ends.append)
+    assert (statuses, ends) == ([5, 6], ["the script ended"])
