@@ -42,7 +42,7 @@ RUN = (
     *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
 )
 GRADIENT_BYTES = 2_502_656  # of that model
-LATE = re.compile(r"find out why rank (\d) is late")
+LATE = re.compile(r"LATE RANK rank (\d) causes")
 COST = re.compile(r"Each other rank's wait \(([\d.]+) of [\d.,]+ (µs|ms|s),")
 UNIT_US = {"µs": 1, "ms": 1e3, "s": 1e6}
 
