@@ -88,8 +88,8 @@ def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[st
 
 
 def noisy_calibration(comparison: Comparison) -> Finding | None:
-    """That the run's collectives are predicted from fits that do not even predict the calibration's
-    own sizes.
+    """That the run's collectives are predicted from fits that do not predict the calibration's own
+    sizes, each left out in turn.
     """
     calibration = comparison.collective_costs.calibration
     if calibration is None:
@@ -103,7 +103,7 @@ def noisy_calibration(comparison: Comparison) -> Finding | None:
     if not errors:
         return None
     return RunCode.CALIBRATION_NOISY.finding(
-        f"calibrated sizes predict each other to {', '.join(errors)}"
+        f"the calibration's fit is off by up to {', '.join(errors)}"
     )
 
 

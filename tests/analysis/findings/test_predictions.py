@@ -116,7 +116,7 @@ def test_a_prediction_within_the_interval_of_what_was_measured_is_not_off() -> N
 
 
 def calibrated(error: float | None) -> Costs:
-    """All-reduces on two ranks, whose sizes predict each other to this error."""
+    """All-reduces on two ranks, whose fit has this error on sizes that are left out of it."""
     made = calibration({"all_reduce": (50.0, 10.0)})
     fits = [
         msgspec.structs.replace(fit, prediction_relative_error=error, statistic="slowest")
@@ -133,7 +133,7 @@ def test_a_noisy_calibration_is_a_finding_and_a_reason() -> None:
     )
     finding, off = prediction_findings(noisy)
     assert (finding.code, finding.severity) == ("calibration_noisy", "warning")
-    assert finding.message.endswith("predict each other to 51% (all_reduce, 2 devices)")
+    assert finding.message.endswith("fit is off by up to 51% (all_reduce, 2 devices)")
     assert off.message.endswith("(-50%); the calibration is noisy")
     (note,) = off_notes(noisy)
     times = "transfers 300 µs a step, measured 600 µs (-50%)"
@@ -152,7 +152,7 @@ def test_of_the_fits_of_two_ranks_the_worse_one_makes_a_calibration_noisy() -> N
     costs = Costs(calibration=msgspec.structs.replace(slowest, fits=fits))
     measured = comparison(ROW, bucket(4e6, 600.0, 600.0))
     finding = known(noisy_calibration(replace(measured, collective_costs=costs)))
-    assert finding.message.endswith("predict each other to 70% (all_reduce, 2 devices)")
+    assert finding.message.endswith("fit is off by up to 70% (all_reduce, 2 devices)")
 
 
 def test_a_single_collective_that_is_off_is_reported_although_the_sum_agrees() -> None:
