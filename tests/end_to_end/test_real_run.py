@@ -17,6 +17,7 @@ from dpscope.analysis.cells.columns import columns
 from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.traces.ranks.readers import find_files
+from dpscope.analysis.what_if.answer import chapter_of
 from dpscope.analysis.whole_job.job import read_job
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
@@ -110,7 +111,12 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     report = run_folder / "report"
     page = (report / "report.html").read_text(encoding="utf-8")
     figures = set(re.findall(r'<figure id="figure-(\w+)"', page))
-    assert figures >= {"waterfall", "scaling", "what_if"}
+    assert figures >= {"waterfall", "scaling"}
+    # a run whose collectives were far from their costs has no prediction
+    run = load_run(run_folder)
+    what_if = chapter_of(run, compare(run, parse_link("1GB/s")).collective_costs)
+    assert what_if is not None
+    assert ("what_if" in figures) == bool(what_if.tables)
     drawn = re.findall(r"<svg(?! class=\"swatch\")", page)  # legends have swatches
     assert len(drawn) == len(figures)
     assert not (report / "figures").exists()  # files only where --figures asks for them
