@@ -377,7 +377,8 @@ def _stopped_step(unfinished: Unfinished | None) -> str:
     how = "process gone? Stack (py-spy dump), log, loader"
     likely = _ranks(unfinished.missing)
     if not oldest.stopped:
-        return f"look at {likely} first: {how}{add}"
+        # without its record, a host that ran ahead of its device looks like one that never began
+        return f"look at {likely} first: device failed (Xid, ECC), or {how}{add}"
     proven = _ranks(oldest.stopped)
     if not unfinished.missing:
         return f"look at {proven} first: {how}"

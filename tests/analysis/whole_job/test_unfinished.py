@@ -97,6 +97,7 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
     )
     assert ("add the records of" in step) == (not stopped)
     assert ("(no record)" in step) == bool(stopped and missing)
+    assert ("device failed (Xid, ECC)" in step) == (not stopped)
     (limit,) = [one for one in summary.verdict.limits if one.label == "INCOMPLETE"]
     assert limit.lines[0].endswith(f" {as_ranges(sorted(gone))}")
     assert any(one.severity == "error" for one in summary.findings)
@@ -129,7 +130,8 @@ def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
 def test_without_both_dead_gpus_ranks_all_wait_for_what_is_missing(tmp_path: Path) -> None:
     summary = without(tmp_path, 12, 14, job="gpu_error")
     assert known(summary.unfinished).ends == ()
-    assert said(summary.verdict, "next").startswith("NEXT: Look at ranks 12, 14 first")
+    step = said(summary.verdict, "next")
+    assert step.startswith("NEXT: Look at ranks 12, 14 first: device failed (Xid, ECC), or")
 
 
 def test_a_rank_behind_an_older_call_of_its_own_is_no_end(tmp_path: Path) -> None:
