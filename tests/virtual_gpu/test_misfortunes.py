@@ -55,10 +55,16 @@ class Shown:
 
 
 def run(node: PlantedNode, out: Path, devices: int) -> Shown:
-    printed = node.dpscope(*RUN, "--devices", str(devices), "--out", str(out))
-    analyzed = node.dpscope("analyze", str(out), "--format", "json")
-    report = json.loads(analyzed[analyzed.index("{\n") :])
-    (cell,) = report["cells"]
+    """Measured again where the machine that plays the node was too busy: traced steps took much
+    longer than the others then, and dpscope gives no cost.
+    """
+    for _ in range(4):
+        printed = node.dpscope(*RUN, "--devices", str(devices), "--fresh", "--out", str(out))
+        analyzed = node.dpscope("analyze", str(out), "--format", "json")
+        report = json.loads(analyzed[analyzed.index("{\n") :])
+        (cell,) = report["cells"]
+        if cell["traced_step_us"] < 1.2 * cell["step_us"]:
+            break
     findings: dict[str, str] = {}
     for finding in report["findings"]:
         earlier = findings.get(finding["code"], "")
