@@ -12,9 +12,7 @@ from dpscope.profiling.records.finding import Finding
 
 @dataclass(frozen=True)
 class Batches:
-    """The number of this process's samples in each timed step, or in the mean step of each
-    cycle.
-    """
+    """The number of this process's samples in each timed step."""
 
     samples: list[int]
     alone: list[bool]  # without other work, such as a validation
@@ -52,9 +50,7 @@ def batches_of(observed: Observed) -> Batches:
         samples = [devices] * len(calls)
         micro_batches = 1
 
-    # A sample is the mean step of a cycle from here on.
-    samples = [round(mean) for mean in means(samples, observed.cycle)]
-    alone = _without_other_work(calls, observed.cycle)
+    alone = _without_other_work(calls)
     kept = [count for count, is_alone in zip(samples, alone, strict=True) if is_alone]
     usual = _usual(kept)
     changes = usual is None
@@ -63,14 +59,6 @@ def batches_of(observed: Observed) -> Batches:
         usual = round(sum(kept) / len(kept))
         samples = [usual] * len(samples)
     return Batches(samples, alone, usual, changes, micro_batches, devices, is_known)
-
-
-def means(values: Sequence[float], cycle: int) -> list[float]:
-    """The mean of each whole cycle of consecutive values."""
-    return [
-        sum(values[start : start + cycle]) / cycle
-        for start in range(0, len(values) - cycle + 1, cycle)
-    ]
 
 
 def _micro_batches(observed: Observed) -> int:
@@ -111,11 +99,9 @@ def _samples_of(each: list[int], micro_batches: int) -> int:
     return samples * micro_batches // len(each)
 
 
-def _without_other_work(calls: Sequence[StepCalls], cycle: int) -> list[bool]:
-    """Whether each step, or cycle, only trains; all do where most contain other work."""
-    # a cycle is mixed if one of its steps is
-    trains = [step.other == 0 and not step.profiled for step in calls]
-    alone = [mean == 1.0 for mean in means(trains, cycle)]
+def _without_other_work(calls: Sequence[StepCalls]) -> list[bool]:
+    """Whether each step only trains; all do where most contain other work."""
+    alone = [step.other == 0 and not step.profiled for step in calls]
     if 2 * sum(alone) < len(alone):
         return [True] * len(alone)
     return alone
@@ -138,9 +124,21 @@ def batch_findings(observed: Observed, batches: Batches) -> Iterator[Finding]:
             f"{batches.usual} samples a step and process{mean}, micro-batches: {batches.micro_batches}; by the inputs of the "
             "script's model"
         )
+    unlike = _unlike_steps(observed.timed.calls, batches)
+    if unlike:
+        yield AttachCode.STEPS_UNLIKE.finding(
+            f"{unlike} of {len(batches.kept)} timed steps call the models more or less often than the others"
+        )
     left_out, other_work = batches.kept.count(False), batches.alone.count(False)
     if left_out:
         yield AttachCode.STEPS_LEFT_OUT.finding(
-            f"{left_out} of {len(batches.kept)} timed steps or cycles are left out: {other_work} with calls of the model in "
+            f"{left_out} of {len(batches.kept)} timed steps are left out: {other_work} with calls of the model in "
             f"evaluation mode or the script's profiler, the others with a number of samples other than {batches.usual}"
         )
+
+
+def _unlike_steps(calls: Sequence[StepCalls], batches: Batches) -> int:
+    """How many of the kept steps call the models another number of times than most."""
+    kept = [step for step, is_kept in zip(calls, batches.kept, strict=True) if is_kept]
+    steps_of = Counter(len(step.each) for step in kept)
+    return len(kept) - max(steps_of.values())

@@ -1,12 +1,9 @@
 """Findings about a script by what one of its processes observed, one function each."""
 
-from collections import Counter
-
 from dpscope.profiling.attached.settings import advice_for
 from dpscope.profiling.attached.stages import Observed
-from dpscope.profiling.attached.step_cycles import without_short
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding
 
 
 def script_findings(observed: Observed, cell: str) -> list[Finding]:
@@ -15,7 +12,6 @@ def script_findings(observed: Observed, cell: str) -> list[Finding]:
         _script_profiles(observed),
         _ended_early(observed, cell),
         _traced_other_work(observed),
-        _unlike(observed),
     )
     return [finding for finding in findings if finding is not None]
 
@@ -47,22 +43,6 @@ def _traced_other_work(observed: Observed) -> Finding | None:
         return None
     return AttachCode.TRACED_BESIDE_OTHER_WORK.finding(
         f"in {observed.traced.interrupted_steps} traced steps the model was called in evaluation mode"
-    )
-
-
-def _unlike(observed: Observed) -> Finding | None:
-    """That steps do different things, and no cycle was seen in the warm-up."""
-    if observed.cycle > 1:
-        return None
-    calls = observed.timed.calls
-    kinds = Counter(without_short([step.events for step in calls]))
-    if len(kinds) < 2:
-        return None
-    rare = kinds.total() - max(kinds.values())
-    warmed_up = counted(observed.warm_up.steps, "warm-up step")
-    return AttachCode.STEPS_UNLIKE.finding(
-        f"{rare} of {len(calls)} timed steps call models or optimizers more often than the others, and no cycle was seen in "
-        f"{warmed_up}"
     )
 
 

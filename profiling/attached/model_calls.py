@@ -4,7 +4,7 @@ training.
 
 import gc
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpscope.profiling.attached.interception import ModuleCalls
-from dpscope.profiling.attached.step_cycles import StepEvents
 from dpscope.profiling.records.matrix import Amp
 
 _INPUTS = 2  # training calls whose inputs and precision are seen
@@ -30,14 +29,6 @@ class StepCalls:
     each: list[int]
     other: int  # calls without gradients in evaluation mode, as in a validation loop
     profiled: bool = False  # whether the script's own profiler was on at its end
-    other_optimizers: int = 0  # steps of optimizers other than the first
-
-    @property
-    def events(self) -> StepEvents:
-        """What distinguishes it from steps of another kind; collectives are counted in the warm-up
-        alone.
-        """
-        return StepEvents(self.other_optimizers, len(self.each), 0)
 
 
 class ModelCalls:
@@ -45,12 +36,10 @@ class ModelCalls:
     or a CUDA graph records.
     """
 
-    def __init__(self, device_type: str, on_training: Callable[[], None] | None = None) -> None:
-        """`on_training` is called before each training call is counted."""
+    def __init__(self, device_type: str) -> None:
         self.precision: Amp | None = None  # of autocast around the first calls
         self._device_type = device_type
         self._may_record = device_type == "cuda"
-        self._on_training = on_training
         self._checksums: list[int | None] = []  # of the inputs of the first training calls
         self._step = StepCalls([], 0)
         self._watched: dict[int, nn.Module] = {}
@@ -74,7 +63,7 @@ class ModelCalls:
         for module in modules:
             self._watched[id(module)] = module
             called = module
-            if isinstance(module, DistributedDataParallel) and self._on_training is None:
+            if isinstance(module, DistributedDataParallel):
                 # DDP calls it once per call; a validation may call it directly
                 called = module.module
             self._hooks.add(called, self._called)
@@ -111,8 +100,6 @@ class ModelCalls:
         if not is_grad_enabled():
             self._step.other += not module.training
         elif module.training:
-            if self._on_training is not None:
-                self._on_training()
             if len(self._checksums) < _INPUTS:
                 self._checksums.append(_checksum([*args, *kwargs.values()]))
                 self._note_precision()

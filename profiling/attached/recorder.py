@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpscope.profiling.attached.batches import Batches, batch_findings, batches_of, means
+from dpscope.profiling.attached.batches import Batches, batch_findings, batches_of
 from dpscope.profiling.attached.findings import counters_missing, script_findings
 from dpscope.profiling.attached.job import SavedPart
 from dpscope.profiling.attached.model_calls import ModelCalls, inner_module
@@ -68,7 +68,6 @@ def save_process(observed: Observed) -> SavedPart:
             cell=cell,
             reduction_known=detected.unknown_hook is None and len(detected.ddp) == 1,
             batch_known=batches.known,
-            cycle=observed.cycle,
             counters_missing=counters_missing(observed),
             inputs=calls.inputs,
             model_parallel=is_model_parallel(detected, observed.warm_up.trained),
@@ -85,7 +84,7 @@ def save_process(observed: Observed) -> SavedPart:
 
 
 def _kept_samples(observed: Observed, batches: Batches) -> list[StepSample]:
-    step_us = means(observed.timed.durations_us, observed.cycle)
+    step_us = observed.timed.durations_us
     return [
         StepSample("timed", None, step, step_us[step], math.nan, batches.samples[step])
         for step, is_kept in enumerate(batches.kept)
@@ -95,13 +94,13 @@ def _kept_samples(observed: Observed, batches: Batches) -> list[StepSample]:
 
 def _block(observed: Observed, timed: Sequence[StepSample]) -> TimedBlock:
     """The kept steps; their whole duration was measured if none is left out."""
-    cycle, window = observed.cycle, observed.timed
-    is_whole = cycle * len(timed) == len(window.durations_us)
-    kept_s = cycle * sum(sample.step_us for sample in timed) / 1e6
+    window = observed.timed
+    is_whole = len(timed) == len(window.durations_us)
+    kept_s = sum(sample.step_us for sample in timed) / 1e6
     return TimedBlock(
         epoch=None,
-        steps=cycle * len(timed),
-        samples=cycle * sum(sample.samples for sample in timed),
+        steps=len(timed),
+        samples=sum(sample.samples for sample in timed),
         duration_s=window.duration_s if is_whole else kept_s,
         data_wait_s=None,
     )

@@ -22,7 +22,7 @@ from dpscope.profiling.attached.settings import (
     started_alone,
 )
 from dpscope.profiling.attached.signals import EndingSignals
-from dpscope.profiling.attached.stages import STAGES, Observed, whole_cycles
+from dpscope.profiling.attached.stages import STAGES, Observed
 from dpscope.profiling.attached.warm_up import WarmUp
 from dpscope.profiling.attached.windows import TimedWindow, Window
 from dpscope.profiling.attached.wrapped_models import WrapperLog, detect_strategy
@@ -73,7 +73,7 @@ class Session:
         self._wrappers = WrapperLog()
         self._profiler_watch = ProfilerWatch()
         self._optimizer_hook = OptimizerHook(stepped)
-        self._warm_up = WarmUp(settings, self._wrappers, self.step_ended)
+        self._warm_up = WarmUp(settings, self._wrappers)
         self._signals = EndingSignals(self._ended_by_signal)
 
     def step_called(self) -> None:
@@ -146,7 +146,6 @@ class Session:
             return
         calls = self._observed.calls.take()
         calls.profiled = self._profiler_watch.busy
-        calls.other_optimizers = self._warm_up.other_steps()
         if self._window.step_ended(calls):
             self._window.end()
             if not self._is_incomplete(self._observed):
@@ -163,7 +162,6 @@ class Session:
         detected = detect_strategy(
             modules, warm_up.trained, self._wrappers, place.world_size, warm_up.stays_gathered
         )
-        timed_steps = whole_cycles(self._settings.steps, warm_up.cycle or 1)
         self._observed = Observed(
             self._settings,
             job.join_job(place, self._settings.out),
@@ -175,7 +173,7 @@ class Session:
             calls,
             self._profiler_watch,
             model_sizes(detected, calls, warm_up),
-            TimedWindow(timed_steps, warm_up.device),
+            TimedWindow(self._settings.steps, warm_up.device),
         )
         for model in detected.ddp:
             stop_counting(model)
@@ -208,7 +206,7 @@ class Session:
 
     def _save(self, how: str) -> None:
         observed = self._observed
-        if observed is None or len(observed.timed.calls) < observed.cycle:
+        if observed is None or not observed.timed.calls:
             self._note_first(not_measured(how, self._steps, self._settings))
             return
         if how != _COMPLETE:

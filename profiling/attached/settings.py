@@ -22,11 +22,13 @@ _FEWEST_TIMED = 5  # fewer timed steps give no interval
 # reads its counters in the first 11
 _SHORTER = (
     "attach with --warmup 2 --traced-steps 1, which needs 13 steps (on GPUs 22), or let the script train longer; if its "
-    "optimizers take turns, give --steps-by forward; if it resumed from a checkpoint, give each job its own folder: "
-    "--work-folders DIR"
+    "optimizers take turns, end its steps by watch_steps and --steps-by call; if it resumed from a checkpoint, give each "
+    "job its own folder: --work-folders DIR"
 )
 
-StepsBy = Literal["optimizer", "forward", "call"]
+_WATCHED = "take the loop's batches from watch_steps and attach with --steps-by call"
+
+StepsBy = Literal["optimizer", "call"]
 
 
 class AttachSettings(Config, frozen=True):
@@ -60,7 +62,7 @@ def not_measured(how: str, steps: int, settings: AttachSettings) -> str:
     fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS
     seen = f"{counted(steps, 'step')} of {fewest + _FEWEST_TIMED} that are needed"
     if not steps:
-        seen = "no step of a torch optimizer"
+        seen = "no torch optimizer stepped, except within a backward pass"
     return f"{how}: nothing was measured: {seen}; {advice_for(how, steps)}"
 
 
@@ -69,9 +71,9 @@ def advice_for(how: str, steps: int) -> str:
     if how.startswith(RAISED):
         return "see its error"
     if how == STEP_RECORDED:
-        return "take the loop's batches from watch_steps and attach with --steps-by call"
+        return _WATCHED
     if not steps:
-        return "if it trains, use --steps-by forward, or watch_steps"
+        return f"if it trains, {_WATCHED}"
     return _SHORTER
 
 

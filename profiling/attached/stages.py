@@ -45,11 +45,6 @@ class Observed:
     steps: int = 0  # of the whole script, where it ended early
 
     @property
-    def cycle(self) -> int:
-        """Steps after which the script does the same again, as far as that is known."""
-        return self.warm_up.cycle or 1
-
-    @property
     def is_traced(self) -> bool:
         return self.traced is not None and self.traced.complete
 
@@ -66,18 +61,13 @@ class Observed:
 
     def tracing(self, path: Path, model: DistributedDataParallel | None = None) -> TracedWindow:
         trace = StepTrace(
-            whole_cycles(self.settings.traced_steps, self.cycle),
+            self.settings.traced_steps,
             path,
             self.device,
             self.detected.traits.peer_copies,
             lambda: finish_work(self.device),
         )
         return TracedWindow(trace, self.profiler_watch, model)
-
-
-def whole_cycles(steps: int, cycle: int) -> int:
-    """The fewest steps from `steps` on that are whole cycles."""
-    return -(-steps // cycle) * cycle
 
 
 def _may_trace(observed: Observed) -> bool:

@@ -1,38 +1,26 @@
-"""The steps before the measured ones, from which is learned what ends a step, which model the
-script calls, its micro-batches, and after how many steps it does the same again.
+"""The steps before the measured ones, from which is learned which optimizer ends a step, which
+model the script calls, and its micro-batches.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dpscope.profiling.attached.model_calls import ModelCalls, outermost_modules
-from dpscope.profiling.attached.settings import AttachSettings, StepsBy
-from dpscope.profiling.attached.step_cycles import (
-    UNSETTLED_STEPS,
-    CollectiveCount,
-    StepEvents,
-    cycle_of,
-)
+from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.attached.wrapped_models import WrapperLog, is_fully_sharded
 from dpscope.profiling.instruments.ddp_counters import ALWAYS_COUNTED_ITERATIONS
-
-_MOST_WARM_UP = 3  # times the requested steps, while the cycle of unlike steps is looked for
 
 
 class WarmUp:
     """`steps` of the script have ended before the measured ones."""
 
-    def __init__(
-        self, settings: AttachSettings, wrappers: WrapperLog, step_ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, settings: AttachSettings, wrappers: WrapperLog) -> None:
         self.steps = 0
-        self.steps_by: StepsBy = settings.steps_by
         # those that stepped, in the order of their first steps
         self.optimizers: list[Optimizer] = []
         # of parameters that required a gradient when their optimizer stepped
@@ -41,18 +29,10 @@ class WarmUp:
         self.backwards = 0  # backward passes of a step, 0 where they could not be counted
         # whether fully_shard leaves all parameters gathered after the forward pass
         self.stays_gathered = False
-        # steps after which the script does the same again; None: not found
-        self.cycle: int | None = 1
         self._settings = settings
         self._wrappers = wrappers
-        self._end_step = step_ended
         self._over = False
         self._hooks: list[RemovableHandle] = []
-        self._events: list[StepEvents] = []  # of the steps after the first
-        self._others = 0  # steps of optimizers other than the first within the current step
-        self._collectives = CollectiveCount()
-        if settings.steps_by == "forward":
-            self._find_model()
 
     @property
     def trained(self) -> list[Tensor]:
@@ -67,18 +47,15 @@ class WarmUp:
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer, which has just stepped, ends the script's step.
 
-        The first one that stepped does.
+        The first one that stepped does, unless it steps within the backward pass, as one of each
+        parameter does.
         """
-        within_backward = torch._C._current_graph_task_id() != -1
-        if not self.optimizers and self.steps_by == "optimizer" and within_backward:
-            self.steps_by = "forward"  # one optimizer per parameter ends no step
-            self._find_model()
         if not self._over:  # collected over steps: in a GAN the models' gradients alternate
             self._note(optimizer)
-        if not self.optimizers or optimizer is self.optimizers[0]:
-            return self.steps_by == "optimizer"
-        self._others += 1  # which distinguishes this step from others
-        return False
+        within_backward = torch._C._current_graph_task_id() != -1
+        if within_backward or self._settings.steps_by != "optimizer":
+            return False
+        return not self.optimizers or optimizer is self.optimizers[0]
 
     def _note(self, optimizer: Optimizer) -> None:
         trained = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
@@ -93,40 +70,26 @@ class WarmUp:
             self.calls.stop()
         self.calls, self.optimizers = None, []
 
-    def other_steps(self) -> int:
-        """How often other optimizers than the first have stepped since the last call."""
-        count, self._others = self._others, 0
-        return count
-
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""
         self.steps += 1
         needed = self._settings.warmup_steps
-        others = self.other_steps()
         trained = _parameters(self.optimizers[0]) if self.optimizers else []
         if self.calls is None:
             # the models that hold what is trained; without an optimizer, the wrapped ones
             modules = outermost_modules(trained or self._wrapped_parameters())
             self.calls = ModelCalls(_device(trained, modules).type)
             self.calls.watch(modules)
-        else:
-            calls = self.calls.take().each
-            self._events.append(StepEvents(others, len(calls), self._collectives.take()))
-            if not calls and self.steps_by != "forward" and self.steps < needed:
-                # what was found holds the model, but is not called itself
-                self.calls.look_inside()
-                self._events.clear()
+        elif not self.calls.take().each and self.steps < needed:
+            # what was found holds the model, but is not called itself
+            self.calls.look_inside()
         if self.steps == needed - 1:
             self._observe_one_step(self.calls, trained)
         if self.steps < needed:
             return False
         self._remove_hooks()
-        settled = self._events[UNSETTLED_STEPS:]
-        self.cycle = cycle_of(settled) if len(settled) > 1 else 1
-        if self.device.type == "cuda" and self.steps <= ALWAYS_COUNTED_ITERATIONS:
-            # DDP reads events in each of its first iterations on GPUs, which waits for the device
-            return False
-        self._over = self.cycle is not None or self.steps >= _MOST_WARM_UP * needed
+        # DDP reads events in each of its first iterations on GPUs, which waits for the device
+        self._over = self.device.type != "cuda" or self.steps > ALWAYS_COUNTED_ITERATIONS
         return self._over
 
     def _wrapped_parameters(self) -> list[Tensor]:
@@ -140,23 +103,6 @@ class WarmUp:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
-
-    def _find_model(self) -> None:
-        """Find the model when it is called."""
-        self._hooks.append(register_module_forward_pre_hook(self._first_called))
-
-    def _first_called(self, module: nn.Module, args: object) -> None:
-        """Watch the first module that is called for training, an outermost one: its calls begin the
-        steps.
-        """
-        training = torch.is_grad_enabled() and module.training
-        # a compiled caller would have to be compiled again without the hook
-        if torch.compiler.is_compiling() or not training or self.calls is not None:
-            return
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            self._remove_hooks()
-            self.calls = ModelCalls(_device([], [module]).type, on_training=self._end_step)
-            self.calls.watch([module])
 
     def _observe_one_step(self, calls: ModelCalls, trained: list[Tensor]) -> None:
         """Count its backward passes, and see whether fully_shard keeps the parameters gathered

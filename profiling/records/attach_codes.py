@@ -41,11 +41,10 @@ class AttachCode(FindingCode):
     )
     STEPS_UNLIKE = Code(
         "warning",
-        meaning="Some steps of a script do more than the others, and the warm-up was too short to "
-        "show how often. Step times are medians of unlike steps, and perhaps none of the longer "
-        "steps was traced.",
-        action="attach with a --warmup of at least two such cycles and three steps, so that whole "
-        "cycles are timed and traced",
+        meaning="Some steps of a script do more than the others. Step times are medians of unlike "
+        "steps, and perhaps none of the longer steps was traced.",
+        action="end a step after a whole cycle of unlike ones: take the cycles from watch_steps "
+        "and attach with --steps-by call",
     )
     STEPS_LEFT_OUT = Code(
         "info",

@@ -103,16 +103,15 @@ def test_steps_timed_before_the_recording_are_kept(tmp_path: Path, graphs: Graph
 
 
 @pytest.mark.parametrize("recorded_after", [0, 1])
-@pytest.mark.parametrize("steps_by", ["optimizer", "forward"])
 def test_a_recorded_model_whose_optimizer_is_called_is_measured(
-    tmp_path: Path, graphs: Graphs, steps_by: str, recorded_after: int
+    tmp_path: Path, graphs: Graphs, recorded_after: int
 ) -> None:
     """As by make_graphed_callables: passes are recorded, steps are not, and the recording is none
     of them.
     """
     notes: list[str] = []
     model, optimizer = net_with_sgd()
-    with attached(tmp_path, notes, steps_by=steps_by) as session:
+    with attached(tmp_path, notes) as session:
         train(model, optimizer, recorded_after)
         before = session._steps
         graphs.record(lambda: model(torch.ones(8, 3)).sum().backward())

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.output.run_screen import Targets, report_of
 from dpscope.analysis.report.comparison_tables import step_table
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.profiling.attached.signals import EndingSignals
@@ -220,7 +219,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
         (
             0,
             "the script ended",
-            "no step of a torch optimizer; if it trains, use --steps-by forward",
+            "no torch optimizer stepped, except within a backward pass; if it trains, take the loop",
         ),
         (UNTIMED, "the script ended", "11 steps of 16 that are needed; attach with --warmup 2"),
         (7, "the script raised KeyError", "7 steps of 16 that are needed; see its error"),
@@ -281,74 +280,48 @@ def test_a_step_of_one_optimizer_per_parameter_ends_with_the_first(tmp_path: Pat
     assert rank.model.gradient_bytes == 4 * 15 * (3 * 3 + 3)
 
 
-def train_gan(critic_steps: int, steps: int) -> None:
-    """A critic that steps in each step, and a generator of another batch that steps in every
-    `critic_steps`-th.
-    """
+@pytest.mark.parametrize(("critic_steps", "longer"), [(3, 3), (10, 1)])
+def test_steps_that_do_more_than_the_others_are_a_warning(
+    tmp_path: Path, critic_steps: int, longer: int
+) -> None:
+    """A critic steps in each step, and a generator in every `critic_steps`-th."""
     generator, critic = Net(), nn.Linear(2, 1)
-    optimizers = [torch.optim.SGD(model.parameters()) for model in (generator, critic)]
-    for step in range(steps):
-        with torch.no_grad():
-            made = generator(torch.ones(6, 3))
-        critic(made).sum().backward()
-        optimizers[1].step()
-        if step % critic_steps == critic_steps - 1:
-            critic(generator(torch.ones(6, 3))).sum().backward()
+    with attached(tmp_path, [], steps=9):
+        optimizers = [torch.optim.SGD(model.parameters()) for model in (critic, generator)]
+        for step in range(UNTIMED + 9):
+            with torch.no_grad():
+                made = generator(torch.ones(6, 3))
+            critic(made).sum().backward()
             optimizers[0].step()
-
-
-def test_steps_of_a_cycle_are_timed_and_traced_as_whole_cycles(tmp_path: Path) -> None:
-    """The generator's step is part of every third: that is certain only after more than the 5 steps
-    of warm-up.
-    """
-    with attached(tmp_path, [], steps=7):
-        train_gan(critic_steps=3, steps=100)
-    cell, repeat, rank, samples = measured(tmp_path)
-    assert (cell.name, known(rank.attached).cycle) == ("single-d1-b6", 3)
-    assert timed_steps(samples) == [0, 1, 2]  # 9 steps in place of 7
-    timed = samples[samples["measuring_pass"] == "timed"]
-    (block,) = rank.blocks
-    assert (block.steps, block.samples) == (9, 9 * 6)
-    assert list(timed["samples"]) == [6] * 3
-    assert 3 * timed["step_us"].sum() == pytest.approx(1e6 * block.duration_s, rel=0.05)
-    assert len(samples) == 3 + 4  # of the trace three whole steps and the one before them
-    assert len(repeat.traces()) == 1
-    assert "steps_unlike" not in codes(rank)
-    report = report_of(tmp_path, Targets())
-    assert "repeat in cycles of 3: times are means over whole cycles" in str(report.verdict.limits)
-
-
-def test_unlike_steps_that_the_warm_up_did_not_show_are_a_warning(tmp_path: Path) -> None:
-    with attached(tmp_path, [], steps=12):
-        # in the steps 10 and 20: of the warm-up, five steps, none
-        train_gan(critic_steps=10, steps=100)
+            if step % critic_steps == 0:
+                critic(generator(torch.ones(6, 3))).sum().backward()
+                optimizers[1].step()
     _, _, rank, samples = measured(tmp_path)
-    assert (known(rank.attached).cycle, len(timed_steps(samples))) == (1, 12)
+    assert len(timed_steps(samples)) == 9
     (message,) = (one.message for one in rank.findings if one.code == "steps_unlike")
-    assert message == (
-        "1 of 12 timed steps call models or optimizers more often than the others, and no cycle was seen in 5 warm-up steps"
+    assert (
+        message == f"{longer} of 9 timed steps call the models more or less often than the others"
     )
 
 
-def test_short_accumulations_at_the_end_of_an_epoch_are_no_cycle(tmp_path: Path) -> None:
-    """Ten micro-batches in an epoch are steps of four, four and two: those of two are left out, as
-    any short batch.
-    """
+def test_short_accumulations_at_the_end_of_an_epoch_are_left_out(tmp_path: Path) -> None:
+    """Ten micro-batches in an epoch are steps of four, four and two."""
     with attached(tmp_path, [], steps=9, warmup_steps=8):
         model, optimizer = net_with_sgd()
         for _ in range(12):
             for micro_batches in (4, 4, 2):
                 train(model, optimizer, 1, samples=2 * micro_batches, micro_batches=micro_batches)
     cell, _, rank, samples = measured(tmp_path)
-    assert (cell.batch_size, known(rank.attached).cycle, len(timed_steps(samples))) == (8, 1, 6)
+    assert (cell.batch_size, len(timed_steps(samples))) == (8, 6)
     assert codes(rank) == {"batch_as_seen", "steps_left_out"}
 
 
-def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path) -> None:
-    """The step of a parameter as soon as its gradient is there: a step ends where the model is
-    called again.
-    """
-    with attached(tmp_path, []):
+def test_optimizers_that_step_within_a_backward_pass_end_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of a parameter as soon as its gradient is there: only the loop ends a step."""
+    monkeypatch.setattr(Active, "session", None)
+    with attached(tmp_path, [], steps_by="call") as Active.session:
         model = Net()
         optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
 
@@ -358,7 +331,7 @@ def test_optimizers_that_step_within_a_backward_pass_end_no_step(tmp_path: Path)
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
-        for _ in range(WHOLE + 2):  # found in the first, and a step ends where the next one begins
+        for _ in watch_steps(range(WHOLE)):
             loss_of(model, 8).backward()  # type: ignore[no-untyped-call]
     cell, _, rank, samples = measured(tmp_path)
     assert (cell.name, len(timed_steps(samples))) == ("single-d1-b8", TIMED)
@@ -371,21 +344,6 @@ def test_stop_after_ends_the_script_once_it_is_measured(tmp_path: Path) -> None:
         train(model, optimizer, 1000)
     assert ended.value.code == 0
     assert len(measured(tmp_path)[1].traces()) == 1
-
-
-def test_steps_by_forward_need_no_torch_optimizer(tmp_path: Path) -> None:
-    with attached(tmp_path, [], steps_by="forward"):
-        model = Net()
-        for _ in range(WHOLE + 1):  # a step ends where the next one begins
-            loss_of(model, 6).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(0.1 * parameter.grad)
-                    parameter.grad = None
-    cell, repeat, rank, _ = measured(tmp_path)
-    assert cell.name == "single-d1-b6"
-    assert (rank.blocks[0].samples, len(repeat.traces())) == (6 * TIMED, 1)
 
 
 def test_watch_steps_measures_a_loop_from_inside(
