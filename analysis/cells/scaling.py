@@ -22,7 +22,7 @@ from dpscope.analysis.stats.turns import TurnSamples
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.run import Cell
-from dpscope.profiling.records.strategies import CellStrategy, traits_of
+from dpscope.profiling.records.strategies import CellStrategy
 
 
 def devices_text(devices: int, nodes: int) -> str:
@@ -66,8 +66,8 @@ class ScalingSeries:
 
     @property
     def label(self) -> str:
-        """Such as ``DDP weak, b = 32``."""
-        name = f"{traits_of(self.strategy).label} {self.variant}".strip()
+        """Such as ``ddp weak, b = 32``."""
+        name = f"{self.strategy} {self.variant}".strip()
         return (
             f"{name} {self.scaling}, {'b' if self.scaling == 'weak' else 'G'} = {self.batch_size}"
         )

@@ -38,6 +38,24 @@ from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.links import LinkRate
 
 _CURVE_POINTS = 200
+_POINTS: dict[str, Any] = {
+    "fmt": "o",
+    "markersize": 3,
+    "linewidth": 0.8,
+    "color": COLOURS["transfer"],
+}
+_MEANS: dict[str, Any] = {
+    "markersize": 5,
+    "capsize": 2,
+    "color": COLOURS["transfer"],
+    "mfc": "none",
+}
+_CROSSES: dict[str, Any] = {
+    "linestyle": "",
+    "marker": "x",
+    "markersize": 5,
+    "color": COLOURS["predicted"],
+}
 _CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}
 _BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
 _LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
@@ -55,18 +73,19 @@ def calibration_figure(calibration: Calibration) -> Figure:
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
     columns = min(2, len(groups))
     names = calibration.device_names
+    machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, WIDTH, 2.7, top=0.7)
         for axes, ((collective, devices, nodes), points) in zip(
             panels, groups.items(), strict=True
         ):
             on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
-            fit, link = find_fit(on_as_many, collective, devices), calibration.links.get(devices)
+            fit = find_fit(on_as_many, collective, devices)
+            link = calibration.links.get(devices)
             _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
             unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
             axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}")
-        machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
         finish(figure, f"Bus bandwidth by size ({machine})", "range of the iterations")
     return figure
 
@@ -80,6 +99,7 @@ def _panel(
 ) -> None:
     ranks = points[0].devices
     sizes_bytes = [point.size_bytes for point in points]
+    # of the median, longest and shortest time
     medians, slowest, fastest = (
         _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points])
         for of in (median, max, min)
@@ -88,11 +108,8 @@ def _panel(
         sizes_bytes,
         medians,
         yerr=[medians - slowest, fastest - medians],
-        fmt="o",
-        markersize=3,
-        linewidth=0.8,
-        color=COLOURS["transfer"],
         label="measured: median",
+        **_POINTS,
     )
     draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
     _bandwidth_axes(axes)
@@ -124,7 +141,7 @@ def draw_models(
         fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
         axes.plot(curve, fitted, label=_fit_label(fit), **_CURVE)
         for piece in fit.pieces[1:]:
-            axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, **_BREAK)
+            axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, ymax=0.8, **_BREAK)
         if link is not None:
             hop_us = fit.pieces[0].alpha_us / ring_hops(kind, ranks)
             bounds_us = [ring_us(kind, size, ranks, link.gb_per_s, hop_us) or 0.0 for size in curve]
@@ -137,7 +154,8 @@ def draw_models(
     if link is not None:
         axes.axhline(link.gb_per_s, label="link's specification", **_LINK)
         rate = f"{literal(link.name)}: {link.gb_per_s:.4g} GB/s"
-        axes.annotate(rate, (sizes[0], link.gb_per_s), va="bottom")
+        place = (sizes[0], link.gb_per_s)
+        axes.annotate(rate, place, xytext=(4, 1), textcoords="offset points", va="bottom")
         axes.margins(y=0.15)  # so that this text stays below the panel's title
 
 
@@ -156,7 +174,9 @@ _LEAST_DECADES = 1.0  # an axis of one size is drawn this wide
 _MULTIPLES: Mapping[float, tuple[float, ...]] = {
     1.1: (1.0, 2.0, 3.0, 5.0, 7.0),
     2.0: (1.0, 2.0, 5.0),
+    3.0: (1.0, 3.0),
 }
+_MOST_TICKS = 4  # at powers of ten: more labels of sizes would touch each other
 
 Panel = tuple[str, int, int]
 """Kind of a collective, its ranks and their nodes."""
@@ -184,11 +204,12 @@ def bandwidths(run: RunData, costs: Costs) -> Figure | None:
         axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}")
         _trace_panel(axes, kind, place, by_cell, markers, costs)
     # every cell and every model has its label
-    alone = len(labelled(figure)) == 1
-    sizes = {size for rows in transfers[chosen[0]].values() for size in rows["bytes"].tolist()}
-    if alone and len(chosen) == 1 and len(sizes) == 1:
-        return None
-    return figure
+    if len(labelled(figure)) > 1 or len(chosen) > 1:
+        return figure
+    sizes: set[int] = set()
+    for rows in transfers[chosen[0]].values():
+        sizes.update(rows["bytes"].tolist())
+    return figure if len(sizes) > 1 else None
 
 
 def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
@@ -198,15 +219,15 @@ def matched_transfers(run: RunData) -> dict[Panel, dict[str, Table]]:
         own = data.tables.collectives.within(data.whole_windows, ("repeat", "rank", "step"))
         known = own.take(own.known("busbw_gb_per_s") & own.known("bytes") & own.known("match"))
         once = known.take(known.group("repeat", "match").first)
-        if not len(once) or not data.communication_known:
+        if not data.communication_known:
             continue
         moved = once.words("moved_as").where(once.known("moved_as"), once.words("kind"))
         once = once.assign(moved_as=moved)
         for places in once.group("kind", "group_size").rows():
             rows = once.take(places)
-            kept[str(rows.words("kind").tolist()[0]), int(rows["group_size"][0]), data.nodes][
-                data.name
-            ] = rows
+            kind = str(rows.words("kind").tolist()[0])
+            ranks = int(rows["group_size"][0])
+            kept[kind, ranks, data.nodes][data.name] = rows
     return dict(kept)
 
 
@@ -223,27 +244,23 @@ def _trace_panel(
         rates = [rows["busbw_gb_per_s"][places] for places in sizes.rows()]
         # bytes over the mean transfer, as in the tables
         means = np.array([1 / np.mean(1 / rate) for rate in rates])
-        spread = [means - [rate.min() for rate in rates], [rate.max() for rate in rates] - means]
+        slowest = [rate.min() for rate in rates]
+        fastest = [rate.max() for rate in rates]
+        spread = [means - slowest, fastest - means]
         axes.errorbar(
             rows["bytes"][sizes.first].astype(float),
             means,
             yerr=np.maximum(spread, 0.0),  # of a single rate rounding leaves less than 0
             fmt=markers[cell],
-            markersize=5,
-            capsize=2,
-            color=COLOURS["transfer"],
-            mfc="none",
             label=f"trace, {cell}: mean",
+            **_MEANS,
         )
     calibrated = _calibrated_points(kind, place, costs)
     calibrated_bytes = [point.size_bytes for point in calibrated]
     sizes_bytes = np.concatenate([*(rows["bytes"] for rows in by_cell.values()), calibrated_bytes])
     fit = costs.fit(kind, place, "shortest")
     link = costs.link(place)
-    low, high = np.log10([sizes_bytes.min(), sizes_bytes.max()])
-    # so that a curve is visible next to a single size
-    beyond = max(0.15, (_LEAST_DECADES - (high - low)) / 2)
-    sizes_drawn = 10 ** (low - beyond), 10 ** (high + beyond)
+    sizes_drawn = _drawn_sizes(sizes_bytes)
     carried_as = str(next(iter(by_cell.values())).words("moved_as").tolist()[0])
     if calibrated:
         # of the fastest rank where that is known, as transfers are
@@ -251,14 +268,21 @@ def _trace_panel(
         axes.plot(
             calibrated_bytes,
             _rates(carried_as, place.devices, calibrated_bytes, times_us),
-            "x",
-            markersize=5,
-            color=COLOURS["predicted"],
             label="calibration: median",
+            **_CROSSES,
         )
     draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
+
+
+def _drawn_sizes(sizes_bytes: npt.NDArray[Any]) -> tuple[float, float]:
+    """The ends of an axis of sizes, wide enough for a curve to be seen next to a single size."""
+    low = float(np.log10(sizes_bytes.min()))
+    high = float(np.log10(sizes_bytes.max()))
+    decades = high - low
+    beyond = max(0.15, (_LEAST_DECADES - decades) / 2)
+    return 10 ** (low - beyond), 10 ** (high + beyond)
 
 
 def _calibrated_points(kind: str, place: Place, costs: Costs) -> list[CalibrationPoint]:
@@ -266,12 +290,12 @@ def _calibrated_points(kind: str, place: Place, costs: Costs) -> list[Calibratio
     calibrated = costs.calibrated(place)
     if calibrated is None:
         return []
-    asked = (kind, place.devices)
-    return [
-        point
-        for point in calibrated.points
-        if (point.collective, point.devices) == asked and point.size_bytes > 0
-    ]
+    alike = []
+    for point in calibrated.points:
+        same = point.collective == kind and point.devices == place.devices
+        if same and point.size_bytes > 0:
+            alike.append(point)
+    return alike
 
 
 def _bandwidth_axes(axes: Axes) -> None:
@@ -280,12 +304,13 @@ def _bandwidth_axes(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _plain_bytes(size)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-    # powers of ten; below two decades also some of their multiples, below one decade more of them
+    # the fewer powers of ten, the more of their multiples
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         decades = np.log10(high / low) if low > 0 else np.inf
-        multiples = next((many for most, many in _MULTIPLES.items() if decades < most), (1.0,))
-        axis.set_major_locator(LogLocator(subs=multiples))
+        fitting = (many for most, many in _MULTIPLES.items() if decades < most)
+        multiples = next(fitting, (1.0,))
+        axis.set_major_locator(LogLocator(subs=multiples, numticks=_MOST_TICKS))
         axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     axes.set_xlabel("message size")
     axes.set_ylabel("bus bandwidth [GB/s]")

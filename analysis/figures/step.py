@@ -4,6 +4,7 @@ DP next to DDP, and waits.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpscope.analysis.figures import style
 from dpscope.analysis.figures.style import COLOURS, NARROW, WIDTH, new_figure, whiskers
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.stats.samples import Estimate, median_estimate
-from dpscope.analysis.text.units import Unit, choose_unit, show
+from dpscope.analysis.text.units import Unit, choose_unit, show, show_time
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import EXPOSED_PARTS, STEP_PARTS
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
@@ -32,6 +33,7 @@ _LEDGER = {f"{part}_us": label for part, label in STEP_PARTS.items()}  # they ad
 _MEASURED = {"hidden_us": "hidden", **{f"{part}_us": STEP_PARTS[part] for part in EXPOSED_PARTS}}
 _SHORTCUTS = {"same_local_batch_us": "$t_N(b) - t_1(b)$", "ring_us": "ring formula"}
 _BAR = 0.27  # of the space between cells
+_THICKNESS = 0.9 * _BAR
 _WHISKER: dict[str, Any] = {"ecolor": "black", "elinewidth": 1.0, "capsize": 2}
 
 
@@ -78,36 +80,37 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     None if no cell has measured communication, or if there is nothing to compare it with.
     """
     rows = [row for row in comparison.rows.values() if row.communication_us is not None]
-    shortcuts = {
-        name: label
-        for name, label in _SHORTCUTS.items()
-        if any(row.value(name) is not None for row in rows)
-    }
-    if len(rows) * (1 + len(shortcuts)) < 2:
+    shortcuts = {name: label for name, label in _SHORTCUTS.items() if comparison.has(name)}
+    bars = len(rows) * (1 + len(shortcuts))
+    if bars < 2:
         return None
     unit = choose_unit("time", [row.communication_us for row in rows])
-    figure, (axes,) = new_figure(len(rows) * (1 + len(shortcuts)), width=NARROW, row_height=0.2)
-    places = np.arange(len(rows), dtype=float)
-    first = places - _BAR * len(shortcuts) / 2
+    figure, (axes,) = new_figure(bars, width=NARROW, row_height=0.2)
+    cells = np.arange(len(rows), dtype=float)
+    places = cells - _BAR * len(shortcuts) / 2
     parts = _of_rows(_MEASURED, rows, unit.divisor)
-    style.bar_rows(axes, first, parts, _BAR * 0.9)
-    hidden, exposed = (_lengths(rows, name) for name in ("hidden_us", "exposed_us"))
-    _whiskers(axes, first, rows, "exposed_us", (hidden + exposed) / unit.divisor, unit)
-    for index, (column, label) in enumerate(shortcuts.items(), start=1):
-        lengths = _lengths(rows, column) / unit.divisor
-        beside = first + _BAR * index
-        style.bar_rows(axes, beside, {label: lengths}, _BAR * 0.9)
-        _whiskers(axes, beside, rows, column, lengths, unit)
-    axes.set_yticks(places, [row.cell for row in rows])
+    style.bar_rows(axes, places, parts, _THICKNESS)
+    hidden = _lengths(rows, "hidden_us", unit)
+    exposed = _lengths(rows, "exposed_us", unit)
+    _whiskers(axes, places, rows, "exposed_us", hidden + exposed, unit)
+    for column, label in shortcuts.items():
+        places = places + _BAR
+        lengths = _lengths(rows, column, unit)
+        style.bar_rows(axes, places, {label: lengths}, _THICKNESS)
+        _whiskers(axes, places, rows, column, lengths, unit)
+    names = [row.cell for row in rows]
+    axes.set_yticks(cells, names)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    left, _ = axes.get_xlim()
+    axes.set_xlim(left=min(0.0, left))
     style.downwards(axes, f"time per step [{unit.label}]")
     return figure
 
 
-def _lengths(rows: Sequence[CellRow], column: str) -> FloatColumn:
+def _lengths(rows: Sequence[CellRow], column: str, unit: Unit) -> FloatColumn:
     """Values of the cells; NaN where one is missing."""
-    return np.array([row.number(column) for row in rows], dtype=float)
+    values = np.array([row.number(column) for row in rows], dtype=float)
+    return values / unit.divisor
 
 
 def _whiskers(
@@ -121,9 +124,11 @@ def _whiskers(
     """The interval of a column, where it has one, at the `ends` of bars."""
     if interval_ends(column)[0] not in REGISTERED:
         return
-    names = (column, *interval_ends(column))
-    values, low, high = ([row.number(name) for row in rows] for name in names)
-    spread = whiskers(values, low, high) / unit.divisor
+    first, last = interval_ends(column)
+    values = _lengths(rows, column, unit)
+    low = _lengths(rows, first, unit)
+    high = _lengths(rows, last, unit)
+    spread = whiskers(values, low, high)
     axes.errorbar(ends, places, xerr=spread, fmt="none", **_WHISKER)
 
 
@@ -134,12 +139,12 @@ def waterfall(run: RunData, comparison: Comparison) -> Figure | None:
     """A panel for each of the first MOST_GAPS gaps with known parts, the largest device counts and
     batches first.
     """
-    ordered = sorted(comparison.gaps, key=lambda gap: (gap.devices, gap.batch_size), reverse=True)
+    ordered = sorted(comparison.gaps, key=attrgetter("devices", "batch_size"), reverse=True)
     every = [(gap, gap_parts(run, comparison, gap)) for gap in ordered]
     known = [(gap, parts) for gap, parts in every if parts]
+    del known[MOST_GAPS:]
     if not known:
         return None
-    del known[MOST_GAPS:]
     # each part, and both steps
     rows = [len(parts) + 2 for _, parts in known]
     figure = Figure(figsize=(WIDTH, 0.9 * len(known) + 0.27 * sum(rows)))
@@ -153,10 +158,8 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     """From DDP's step, which is at 0, to DataParallel's: whole steps would leave the parts, which
     are much shorter, no room.
     """
-    ddp, dp = (
-        median_estimate(run.cells[name].step_samples(), run.spreads.step)
-        for name in (gap.ddp, gap.dp)
-    )
+    ddp = median_estimate(run.cells[gap.ddp].step_samples(), run.spreads.step)
+    dp = median_estimate(run.cells[gap.dp].step_samples(), run.spreads.step)
     steps = choose_unit("time", [ddp.value, dp.value])
     unit = replace(steps, digits=steps.digits + 1)  # of the parts
     last = len(parts) + 1
@@ -166,12 +169,10 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     for row, part in enumerate(parts, 1):
         _part(axes, row, part, at_us, unit, gap.explained)
         at_us += part.gap_us
-    labels = [
-        f"{gap.ddp}: {show(ddp.value, steps)}",
-        *(part.label for part in parts),
-        f"{gap.dp}: {show(dp.value, steps)}",
-    ]
-    axes.set_yticks(range(last + 1), labels)
+    ends = [f"{gap.ddp}: {show_time(ddp.value)}", f"{gap.dp}: {show_time(dp.value)}"]
+    labels = [part.label for part in parts]
+    axes.set_yticks(range(last + 1), [ends[0], *labels, ends[1]])
+    axes.use_sticky_edges = False  # else the axis begins where a bar does
     axes.margins(x=0.12)
     axes.axvline(0, color="black", linewidth=0.8)
     style.downwards(axes, f"difference from DDP's step [{unit.label}]")
@@ -236,12 +237,15 @@ def waits(run: RunData) -> Figure | None:
     `wait_strip` instead.
     """
     matrices = {}
-    for data in (cell for cell in run.measured if 2 < cell.processes <= MOST_WAIT_RANKS):
+    for data in run.measured:
+        ranks = data.processes
+        if not 2 < ranks <= MOST_WAIT_RANKS:
+            continue
         pairs = data.mean_waits
-        pairs = pairs.take(pairs["exposed_wait_us"] > 0)
-        if len(pairs):
-            matrix = np.zeros((data.processes, data.processes))
-            matrix[pairs["waiting_rank"], pairs["late_rank"]] = pairs["exposed_wait_us"]
+        waits_us = pairs["exposed_wait_us"]
+        matrix = np.zeros((ranks, ranks))
+        matrix[pairs["waiting_rank"], pairs["late_rank"]] = np.maximum(waits_us, 0.0)
+        if matrix.any():
             matrices[data.name] = matrix
     if not matrices:
         return None
@@ -250,10 +254,10 @@ def waits(run: RunData) -> Figure | None:
     highest_us = longest_us[cells[0]]
     unit = choose_unit("time", [highest_us])
     most_ranks = max(len(matrices[name]) for name in cells)
+    columns, height = 1, 5.0
     if most_ranks <= _SMALL:
-        figure, panels = style.panel_grid(len(cells), 2, WIDTH, 2.6)
-    else:
-        figure, panels = style.panel_grid(len(cells), 1, WIDTH, 5.0)
+        columns, height = 2, 2.6
+    figure, panels = style.panel_grid(len(cells), columns, WIDTH, height)
     for axes, name in zip(panels, cells, strict=True):
         _matrix_panel(axes, name, matrices[name], unit, highest_us / unit.divisor)
     return figure
@@ -284,16 +288,18 @@ def wait_strip(run: RunData) -> Figure | None:
     """Two panels for each cell on more than MOST_WAIT_RANKS ranks whose waits are known; None
     without such a cell.
     """
-    many = [data for data in run.measured if data.processes > MOST_WAIT_RANKS]
-    waiting = [data for data in many if (data.whole_windows["exposed_wait_us"] > 0).any()]
-    cells = waiting[:MOST_WAIT_PANELS]
-    if not cells:
+    strips: dict[str, pd.DataFrame] = {}
+    for data in run.measured:
+        if data.processes <= MOST_WAIT_RANKS or len(strips) == 2 * MOST_WAIT_PANELS:
+            continue
+        waits_us = data.whole_windows["exposed_wait_us"]
+        if (waits_us > 0).any():
+            strips |= {f"{data.name}: {title}": strip for title, strip in wait_strips(data).items()}
+    if not strips:
         return None
-    figure, panels = style.panel_grid(2 * len(cells), 2, WIDTH, 3.2)
-    free = iter(panels)
-    for data in cells:
-        for title, strip in wait_strips(data).items():
-            _strip_panel(figure, next(free), f"{data.name}: {title}", strip)
+    figure, panels = style.panel_grid(len(strips), 2, WIDTH, 3.2)
+    for axes, (title, strip) in zip(panels, strips.items(), strict=True):
+        _strip_panel(figure, axes, title, strip)
     return figure
 
 

@@ -1,12 +1,13 @@
 """The style and colours of all figures, and helpers that several of them share."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpscope.analysis.text.units import name_folded
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.strategies import STRATEGIES
 from dpscope.profiling.store.shown_text import one_line
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CHARACTERS_PER_INCH = 13  # of legends and titles; names of cells have 0.45 of the width
-# of the axis: a shorter bar cannot be seen, and one below the second is nothing to write of
-_SHORTEST_SHARE, _NEGLIGIBLE_SHARE = 0.006, 1e-5
+_Numbers = Sequence[float | None] | np.ndarray
+_SHORTEST_SHARE = 0.006  # of the axis: a shorter bar cannot be seen
 # inches of a figure that a character takes, if its axes take half of it; of the axes, all of them
-_CHARACTER, _MOST_TEXT = 0.14, 0.75
+_CHARACTER, _MOST_TEXT = 0.14, 0.85
 _GAP = 0.06  # inches above the title and the legend
 # inches: a figure on its own, as wide as the text of a paper, and one of two next to each other,
 # which a telephone shows whole
@@ -63,13 +64,12 @@ def panel_grid(
 
 
 def finish(figure: "Figure", title: str, whiskers: str) -> None:
-    """Give a drawn figure its title, legend and layout; bars too short to see get their value in
-    words.
+    """Give a drawn figure its title, legend and layout, and rows of bars their values.
 
     The title states what the `whiskers` are where there are some.
     """
     for axes in figure.axes:
-        _write_short_bars(axes)
+        _write_values(axes)
     explained = f"{title}; whiskers: {whiskers}" if has_whiskers(figure) else title
     height, in_a_line = figure.get_figheight(), int(figure.get_figwidth() * _CHARACTERS_PER_INCH)
     folded = textwrap.fill(explained, in_a_line)
@@ -78,12 +78,13 @@ def finish(figure: "Figure", title: str, whiskers: str) -> None:
     handles = labelled(figure)
     if handles:
         longest = max(len(label) for label in handles)
-        in_a_row = in_a_line // (longest + 6)
+        in_a_row = in_a_line // (longest + 5)
         legend = figure.legend(
             list(handles.values()),
             list(handles),
             loc="lower center",
             ncols=min(max(in_a_row, 1), len(handles)),
+            columnspacing=1.2,
         )
         bottom = legend.get_window_extent().height / figure.dpi + _GAP
     # laid out once for all files, in one pass
@@ -101,52 +102,72 @@ def labelled(figure: "Figure") -> dict[str, Any]:
 
 def has_whiskers(figure: "Figure") -> bool:
     """Whether any error bar of a known length was drawn."""
+    bars = (bar for axes in figure.axes for bar in _whisker_lines(axes))
+    return any(bool(np.ptp(bar, axis=0).max() > 0) for bar in bars)
+
+
+def _whisker_lines(axes: "Axes") -> "Iterator[np.ndarray]":
+    """The two ends of each error bar."""
     from matplotlib.container import ErrorbarContainer
 
-    bars = (
-        bar
-        for axes in figure.axes
-        for container in axes.containers
-        if isinstance(container, ErrorbarContainer)
-        for lines in container.lines[2]
-        for bar in lines.get_segments()
-    )
-    return any(len(bar) and bool(np.ptp(bar, axis=0).max() > 0) for bar in bars)
+    for container in axes.containers:
+        if isinstance(container, ErrorbarContainer):
+            for lines in container.lines[2]:
+                yield from (line for line in lines.get_segments() if len(line))
 
 
-def _write_short_bars(axes: "Axes") -> None:
-    """Write the values of labelled horizontal bars that are too short to see behind their row."""
+def _write_values(axes: "Axes") -> None:
+    """Write what each row of labelled horizontal bars adds up to behind its end, with those of its
+    parts that are too short to see.
+    """
+    shortest = _SHORTEST_SHARE * float(np.ptp(axes.get_xlim()))
+    ends = _row_ends(axes)
+    for row, parts in grouped(_parts(axes)).items():
+        total = sum(length for _, length in parts)
+        text = digits(total, 3)
+        short = [
+            f"{label} {digits(length, 2)}" for label, length in parts if abs(length) < shortest
+        ]
+        if short and len(parts) > 1:
+            text += f" ({', '.join(short)})"
+        _write_behind(axes, row, max(0.0, total, ends.get(row, 0.0)), text)
+
+
+def _parts(axes: "Axes") -> "Iterator[tuple[float, tuple[str, float]]]":
+    """Of each labelled bar that has a length: its row, its label and its length."""
     from matplotlib.container import BarContainer
 
-    axis_length = float(np.ptp(axes.get_xlim()))
-    texts: dict[float, list[str]] = {}
-    ends: dict[float, float] = {}  # of the rows
     for bars in axes.containers:
-        if not isinstance(bars, BarContainer) or str(bars.get_label()).startswith("_"):
-            continue
-        for bar in bars:
-            length = bar.get_width()
-            middle = round(bar.get_y() + bar.get_height() / 2, 6)
-            ends[middle] = max(ends.get(middle, 0.0), bar.get_x() + length)
-            if _NEGLIGIBLE_SHARE < abs(length) / axis_length < _SHORTEST_SHARE:
-                texts.setdefault(middle, []).append(f"{bars.get_label()} {two_digits(length)}")
-    right = axes.get_xlim()[1]
+        label = str(bars.get_label())
+        if isinstance(bars, BarContainer) and not label.startswith("_"):
+            for bar in bars:
+                if abs(bar.get_width()) > 0:  # not of NaN
+                    row = _row(bar.get_y() + bar.get_height() / 2)
+                    yield row, (label, bar.get_width())
+
+
+def _row_ends(axes: "Axes") -> dict[float, float]:
+    """Where the whisker of a row ends, by row."""
+    return {_row(place): end for *_, (end, place) in _whisker_lines(axes) if not np.isnan(end)}
+
+
+def _row(place: float) -> float:
+    return round(float(place), 6)
+
+
+def _write_behind(axes: "Axes", row: float, end: float, text: str) -> None:
+    """Write a text behind the end of a row, and give it room."""
+    axes.annotate(text, (end, row), xytext=(4, 0), textcoords="offset points", va="center")
     figure = axes.get_figure(root=True)
     assert figure is not None
-    width = figure.get_figwidth()
-    for middle, values in texts.items():
-        text = ", ".join(values)
-        axes.annotate(
-            text, (ends[middle], middle), xytext=(4, 0), textcoords="offset points", va="center"
-        )
-        share = min(len(text) * _CHARACTER / width, _MOST_TEXT)
-        right = max(right, ends[middle] / (1 - share))
-    axes.set_xlim(right=right)
+    share = min(len(text) * _CHARACTER / figure.get_figwidth(), _MOST_TEXT)
+    left, right = axes.get_xlim()
+    axes.set_xlim(right=max(right, left + (end - left) / (1 - share)))
 
 
-def two_digits(value: float) -> str:
-    """A number as labels of a bar state it."""
-    return np.format_float_positional(value, 2, fractional=False, trim="-")
+def digits(value: float, count: int) -> str:
+    """A number with so many significant digits, as labels of a bar state it."""
+    return np.format_float_positional(value, count, unique=False, fractional=False)
 
 
 def write_next_to(axes: "Axes", place: float, text: str) -> None:
@@ -156,9 +177,7 @@ def write_next_to(axes: "Axes", place: float, text: str) -> None:
     )
 
 
-def whiskers(
-    values: "Sequence[float | None]", low: "Sequence[float | None]", high: "Sequence[float | None]"
-) -> "np.ndarray":
+def whiskers(values: "_Numbers", low: "_Numbers", high: "_Numbers") -> "np.ndarray":
     """How far the ends of intervals lie below and above their values, as error bars take it; NaN,
     not drawn, where unknown.
     """

@@ -22,6 +22,7 @@ _LINES = ("-", "--", "-.", ":")
 # points; how much wider a line is than the next, and how often
 _WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3
 _DECADE = 10.0
+_THIN = 0.6
 
 
 _Value = Callable[[Epoch], float | None]
@@ -53,35 +54,48 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value]) -> Figure | None:
     """A row per panel, which is a value of each epoch: by epoch on the left, by training time on
     the right; None for a single epoch of a single training.
     """
-    if sum(len(one.epochs) for cell in data.trained for one in cell.trainings) < 2:
+    trainings = [training for cell in data.trained for training in cell.trainings]
+    if sum(len(training.epochs) for training in trainings) < 2:
         return None
-    height = 2.6 * len(panels) + 1.0
+    count = len(panels)
+    height = 2.6 * count + 1.0
     figure = Figure(figsize=(WIDTH, height))
     styles = _styles(data.trained)
     for row, (label, value) in enumerate(panels.items()):
-        left = figure.add_subplot(len(panels), 2, 2 * row + 1)
-        right = figure.add_subplot(len(panels), 2, 2 * row + 2, sharey=left)
+        left = figure.add_subplot(count, 2, 2 * row + 1)
+        right = figure.add_subplot(count, 2, 2 * row + 2, sharey=left)
         drawn = []
         for cell in data.trained:
-            values = [
-                np.array([value(epoch) for epoch in training.epochs], dtype=float).tolist()
-                for training in cell.trainings
-            ]
+            values = [_values(training.epochs, value) for training in cell.trainings]
             drawn += [one for seed in values for one in seed if one > 0]
-            epochs = [  # others' may begin at 0, continued ones begin later
-                [float(max(number, one.epoch)) for number, one in enumerate(training.epochs, 1)]
-                for training in cell.trainings
-            ]
+            epochs = [_numbers(training.epochs) for training in cell.trainings]
             times_s = [list(accumulate(training.train_s)) for training in cell.trainings]
-            _draw_cell(left, cell.name, epochs, values, styles[cell.name])
-            _draw_cell(right, cell.name, times_s, values, styles[cell.name])
+            style = styles[cell.name]
+            _draw_cell(left, cell.name, epochs, values, style)
+            _draw_cell(right, cell.name, times_s, values, style)
         left.set_ylabel(label)
         left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if "loss" in label and drawn and max(drawn) >= _DECADE * min(drawn):
+        ratio = max(drawn, default=0.0) / min(drawn, default=1.0)
+        if "loss" in label and ratio >= _DECADE:
             left.set_yscale("log")
+            left.yaxis.set_major_formatter("{x:g}")
+    if len(trainings) > len(data.trained):
+        # of whatever cell
+        left.plot([], [], color="black", linewidth=_THIN, label=SEED)
     left.set_xlabel("epochs trained")
-    right.set_xlabel("training time [s], evaluation apart")
+    right.set_xlabel("training time [s], without evaluation")
     return figure
+
+
+def _values(epochs: Sequence[Epoch], value: _Value) -> list[float]:
+    """The value of each epoch; NaN where it is missing."""
+    values: list[float] = np.array([value(epoch) for epoch in epochs], dtype=float).tolist()
+    return values
+
+
+def _numbers(epochs: Sequence[Epoch]) -> list[float]:
+    """The numbers of epochs: others' may begin at 0, continued ones begin later."""
+    return [float(max(number, epoch.epoch)) for number, epoch in enumerate(epochs, 1)]
 
 
 def _styles(cells: Sequence[TrainedCell]) -> dict[str, dict[str, Any]]:
@@ -106,10 +120,17 @@ def _draw_cell(
     """Each seed, and the median over the seeds up to the shortest training, which is a marker where
     that is one epoch.
     """
+    thin = {**style, "linewidth": _THIN, "alpha": 0.5}
     if len(values) > 1:
-        for across, up in zip(places, values, strict=True):
-            axes.plot(across, up, **{**style, "linewidth": 0.6, "alpha": 0.5}, label=SEED)
-    middle = (
-        [median(seeds) for seeds in zip(*series, strict=False)] for series in (places, values)
-    )
-    axes.plot(*middle, label=name, marker="o" if min(map(len, values)) == 1 else "", **style)
+        for place, value in zip(places, values, strict=True):
+            axes.plot(place, value, **thin)
+    shortest = min(map(len, values))
+    marker = "o" if shortest == 1 else ""
+    across = _medians(places)
+    up = _medians(values)
+    axes.plot(across, up, label=name, marker=marker, **style)
+
+
+def _medians(seeds: list[list[float]]) -> list[float]:
+    """Of each epoch that all seeds have."""
+    return [median(epoch) for epoch in zip(*seeds, strict=False)]

@@ -45,7 +45,7 @@ def test_weak_and_strong_series_with_intervals() -> None:
     cell = steps("ddp", 2, 8, 1250.0)
     weak, strong = series([cell], SINGLES)
     # weak: 2 x 1,000 / 1,250 = 1.6; strong: the global batch is 16: 1,800 / 1,250 = 1.44
-    assert (weak.scaling, weak.batch_size, weak.label) == ("weak", 8, "DDP weak, b = 8")
+    assert (weak.scaling, weak.batch_size, weak.label) == ("weak", 8, "ddp weak, b = 8")
     assert weak.points[0].speedup.value == pytest.approx(1.6, rel=0.01)
     assert weak.points[0].efficiency.value == pytest.approx(0.8, rel=0.01)
     assert (strong.scaling, strong.batch_size) == ("strong", 16)
@@ -69,8 +69,8 @@ def test_weak_and_strong_series_with_intervals() -> None:
     table = scaling_table(comparison(weak, strong))
     assert len(table.notes) == 1  # one count each: no law
     assert [row[:2] for row in table.rows] == [
-        ("DDP weak, b = 8", "2"),
-        ("DDP strong, G = 16", "2"),
+        ("ddp weak, b = 8", "2"),
+        ("ddp strong, G = 16", "2"),
     ]
 
 
@@ -79,7 +79,7 @@ def test_three_counts_fit_a_law() -> None:
     (strong,) = [one for one in series(cells, {16: SINGLES[16]}) if one.scaling == "strong"]
     assert known(strong.fit).law == "usl"
     (law,) = scaling_table(comparison(strong)).notes[1:]
-    assert law.startswith("DDP strong, G = 16: USL, contention 0.100 (")
+    assert law.startswith("ddp strong, G = 16: USL, contention 0.100 (")
     assert "coherency 0.000 (" in law
     # 16 devices: 1 / (0.1 + 0.9 / 16) = 6.4
     assert "speedup on 16: 6.40 (" in law
@@ -141,7 +141,7 @@ def test_a_series_goes_on_to_more_nodes_and_the_same_devices_spread_wider_are_an
         ["ddp-d2-b8", "ddp-d4-b8", "ddp-d8-n2-b8"],
         ["ddp-d4-n2-b8"],
     ]
-    assert [one.label for one in weak] == ["DDP weak, b = 8", "DDP over 2 nodes weak, b = 8"]
+    assert [one.label for one in weak] == ["ddp weak, b = 8", "ddp over 2 nodes weak, b = 8"]
     # 4 x 1,000 / 1,200 and 4 x 1,000 / 1,400
     assert [one.points[-1].speedup.value for one in weak] == pytest.approx(
         [16 / 3, 20 / 7], rel=0.01

@@ -34,15 +34,16 @@ def test_an_unknown_wait_is_no_wait_of_zero() -> None:
     )
 
 
-def test_the_value_of_a_bar_too_short_to_see_stands_behind_its_row_within_the_figure() -> None:
+def test_the_sum_of_a_row_and_its_short_parts_stand_behind_it_within_the_figure() -> None:
     names = ["single-d1-b8", "ddp-d2-b8-hook-fp16-bucket-view"]
-    parts = {"compute": [60.0, 90.0], "wait": [0.0, 0.1], "transfer": [0.0, 0.05]}
+    parts = {"compute": [60.0, 90.0], "wait": [0.0, 0.1], "transfer": [0.0, 0.04]}
     figure = known(stacked(names, parts, "time per step [ms]"))
     finish(figure, "Where a traced step goes", "none")
     (axes,) = figure.axes
-    (text,) = axes.texts
-    assert text.get_text() == "wait 0.1, transfer 0.05"
-    assert tuple(text.xy) == pytest.approx((90.15, 1.0))  # type: ignore[attr-defined]
+    above, text = axes.texts
+    assert above.get_text() == "60.0"
+    assert text.get_text() == "90.1 (wait 0.10, transfer 0.04)"
+    assert tuple(text.xy) == pytest.approx((90.14, 1.0))  # type: ignore[attr-defined]
     box = text.get_window_extent()
     assert box.x1 < figure.get_figwidth() * figure.dpi
 
@@ -59,6 +60,24 @@ def test_the_measured_bar_ends_in_the_interval_of_its_exposed_part() -> None:
         hidden_us = known(row.number("hidden_us"))
         bounds_us = [known(row.number(f"exposed_{end}_us")) for end in ("low", "high")]
         assert ends == pytest.approx([(hidden_us + bound_us) / 1e3 for bound_us in bounds_us])
+
+
+def test_the_value_of_a_row_stands_behind_its_whisker() -> None:
+    compared = reported(FIVE_REPEATS).comparison
+    figure = known(measured_and_estimated(compared))
+    finish(figure, "Communication per step", "95% intervals")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    to_pixels = axes.transData.transform
+    ends: dict[float, float] = {}
+    for bars in axes.containers:
+        if isinstance(bars, ErrorbarContainer):
+            for segment in bars.lines[2][0].get_segments():
+                ends[round(segment[1][1], 6)] = to_pixels(segment[1])[0]
+    assert len(ends) >= 2
+    for text in axes.texts:
+        row = round(text.xy[1], 6)  # type: ignore[attr-defined]
+        assert text.get_window_extent().x0 > ends.get(row, 0.0)
 
 
 @pytest.mark.parametrize("count", [2, 12])

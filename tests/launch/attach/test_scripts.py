@@ -212,7 +212,7 @@ def test_accumulation_divided_by_the_processes_is_strong_scaling(
     """16 samples in all: four micro-batches of four on one device, two on each of two."""
     cells = (single["divided"], two["divided"])
     (series,) = compare(run_of(*cells)).scaling
-    assert series.label == "DDP amp-bf16 in micro-batches of 4 strong, G = 16"
+    assert series.label == "ddp amp-bf16 in micro-batches of 4 strong, G = 16"
     assert series.points[0].cell == "ddp-d2-b8-accumulate-2-amp-bf16"
     steps_us = [float(np.median(np.concatenate(data.step_samples()))) for data in cells]
     assert series.points[0].speedup.value == pytest.approx(steps_us[0] / steps_us[1])
