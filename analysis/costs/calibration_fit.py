@@ -33,7 +33,7 @@ from dpscope.profiling.records.calibration import (
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.records.finding import grouped
+from dpscope.profiling.records.finding import counted, grouped
 
 Statistic = Literal["slowest", "shortest"]  # of the ranks of an iteration
 Values = npt.NDArray[np.float64]
@@ -380,11 +380,21 @@ def is_noisy(fit: CollectiveFit) -> bool:
 
 
 def noisy_fits(calibration: Calibration) -> list[CollectiveFit]:
-    """Fits too bad to rely on: of each collective and count the worse of the ranks' two."""
+    """Fits too bad to rely on: of each collective and layout the worse of the ranks' two."""
     noisy = list(filter(is_noisy, calibration.fits))
     noisy.sort(key=lambda fit: fit.prediction_relative_error or 0.0)
-    worst: dict[tuple[str, int], CollectiveFit] = {}
+    worst: dict[tuple[str, int, int | None], CollectiveFit] = {}
     for fit in noisy:
-        place = (fit.collective, fit.devices)
-        worst[place] = fit
+        worst[fit.collective, fit.devices, fit.nodes] = fit
     return list(worst.values())
+
+
+def noise_message(noisy: Sequence[CollectiveFit]) -> str:
+    """How far these fits are off, wherever that is reported."""
+    errors = []
+    for fit in noisy:
+        place = counted(fit.devices, "device")
+        if fit.nodes is not None and fit.nodes > 1:
+            place = f"{place} over {fit.nodes} nodes"
+        errors.append(f"{fit.prediction_relative_error:.0%} ({fit.collective}, {place})")
+    return f"the calibration's fit is off by up to {', '.join(errors)}"

@@ -2,17 +2,22 @@
 them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.costs.other_counts import medians
+from dpscope.analysis.costs.other_counts import WIDEST, medians
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 
 MEASURED = "measured"  # the source of a time of a measured count and size
+_TOO_NOISY = (
+    f"not known: the measured times differ so much that the band is wider than {WIDEST:g} times; "
+    "calibrate again while no other program runs"
+)
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 
 
@@ -73,4 +78,6 @@ def _forecast(
         cost = costs.cost(kind, size, place)
     except Missing as unknown:
         return CollectiveForecast(*row, None, None, None, f"not known: {unknown}")
+    if cost.above > math.log(WIDEST):
+        return CollectiveForecast(*row, None, None, None, _TOO_NOISY)
     return CollectiveForecast(*row, cost.total_us, cost.low_us, cost.high_us, cost.words)

@@ -106,17 +106,12 @@ def by_law(call: Call, known: Known) -> Cost | None:
     if law is None:
         return None
     measured = law.nearest(place.devices)
+    noise = _LEAST_BAND
     fit = known.fit(call.kind, measured, call.statistic)
-    if fit is None:
-        return law.cost(place, call.size_bytes)
-    # sizes may also be off by a cliff, which the law has from the measured times
-    noise = min(half_band(fit), _spread(calibration, call.kind, measured))
-    if noise > math.log(WIDEST):
-        raise Missing(
-            f"{call.kind} calibrated on {measured} devices is too noisy to extrapolate: calibrate "
-            "again while no other program runs"
-        )
-    return law.cost(place, call.size_bytes, max(_LEAST_BAND, noise))
+    if fit is not None:
+        # sizes may also be off by a cliff, which the law has from the measured times
+        noise = max(noise, min(half_band(fit), _spread(calibration, call.kind, measured)))
+    return law.cost(place, call.size_bytes, noise)
 
 
 def _spread(calibration: Calibration, kind: str, place: Place) -> float:
@@ -312,12 +307,12 @@ class Law:
         return Missing(f"{where}: {why}; measure at {nearer}")
 
     def cost(self, place: Place, size: float, least_half: float = _LEAST_BAND) -> Cost:
-        """On a count that was not measured, or only at one size; raises Missing where the band
-        would be too wide. It is no narrower than `least_half`, that of measured counts.
+        """On a count that was not measured, or only at one size; raises Missing where the distance
+        makes the band too wide. It is no narrower than `least_half`, that of measured counts.
         """
         distance = self._distance(place.devices)
         at_twice = self.half_band(size)
-        half = max(least_half, at_twice * _growth(distance))
+        half = at_twice * _growth(distance)
         if half > math.log(WIDEST):
             why = f"the band is wider than {WIDEST:g} times"
             raise self._refusal(place.devices, _reach(at_twice), why)
@@ -327,7 +322,7 @@ class Law:
         time_us = math.exp(self.predicted_log_us(place.layout, size))
         latency_us = min(self.latency_us(place.layout), time_us)
         words = f"{self._known}, extrapolated to {place} by a law"
-        return banded(latency_us, time_us - latency_us, half, "law", words)
+        return banded(latency_us, time_us - latency_us, max(least_half, half), "law", words)
 
 
 def _reach(half_at_twice: float) -> int:

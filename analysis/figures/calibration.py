@@ -160,10 +160,8 @@ def draw_models(
 
 
 def _fit_label(fit: CollectiveFit) -> str:
-    """With the error of predicting its own sizes where that is too large to rely on."""
-    if is_noisy(fit):
-        return f"calibration's fit (off by up to {fit.prediction_relative_error:.0%})"
-    return "calibration's fit"
+    """With a word on fits that are too bad to rely on; the findings have their errors."""
+    return "calibration's fit (noisy)" if is_noisy(fit) else "calibration's fit"
 
 
 MOST_PANELS = 4

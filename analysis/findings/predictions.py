@@ -6,7 +6,7 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.cells.predicted import CollectivePrediction
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.calibration_fit import noisy_fits
+from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.findings.facts import Scale
 from dpscope.analysis.text.units import show_bytes, show_share
 from dpscope.profiling.records.finding import Finding, Severity
@@ -95,16 +95,8 @@ def noisy_calibration(comparison: Comparison) -> Finding | None:
     if calibration is None:
         return None
     used = {(collective.kind, collective.ranks) for collective in comparison.predictions}
-    errors = [
-        f"{fit.prediction_relative_error:.0%} ({fit.collective}, {fit.devices} devices)"
-        for fit in noisy_fits(calibration)
-        if (fit.collective, fit.devices) in used
-    ]
-    if not errors:
-        return None
-    return RunCode.CALIBRATION_NOISY.finding(
-        f"the calibration's fit is off by up to {', '.join(errors)}"
-    )
+    noisy = [fit for fit in noisy_fits(calibration) if (fit.collective, fit.devices) in used]
+    return RunCode.CALIBRATION_NOISY.finding(noise_message(noisy)) if noisy else None
 
 
 def _reasons(

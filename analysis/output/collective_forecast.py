@@ -4,16 +4,15 @@ size.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from operator import itemgetter
 from typing import Literal
 
 import msgspec
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import wrong_results
-from dpscope.analysis.costs.calibration_fit import is_noisy
+from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
 from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
 from dpscope.analysis.text.text_table import Field, table_of
@@ -62,9 +61,9 @@ def print_forecasts(
         known = [row for row in rows if row.time_us is not None]
         notes = list(dict.fromkeys(map(_source, rows)))
         bases = {row.basis for row in rows}
-        if bases != {"measured"}:
-            noise = _noise(calibration, collective)
-            notes = [*noise, *notes]
+        noisy = [fit for fit in noisy_fits(calibration) if fit.collective == collective]
+        if noisy and bases != {"measured"}:
+            notes.insert(0, noise_message(noisy))
         if "predicted" in bases:
             notes += _NOTES
         if _falls(known):
@@ -87,22 +86,6 @@ def _falls(predictions: Sequence[CollectiveForecast]) -> bool:
             return True
         longest[forecast.devices] = max(before_us, time_us)
     return False
-
-
-def _noise(calibration: Calibration, collective: str) -> Iterator[str]:
-    """For each count whose times are too noisy to extrapolate, how far they spread at one size."""
-    for fit in calibration.fits:
-        if fit.collective != collective or fit.statistic != "slowest" or not is_noisy(fit):
-            continue
-        devices = counted(fit.devices, "device")
-        spreads = []
-        for point in calibration.points:
-            if (point.collective, point.devices) == (collective, fit.devices):
-                spreads.append((max(point.times_us) / min(point.times_us), point))
-        _, widest = max(spreads, key=itemgetter(0))
-        least, most = show_time(min(widest.times_us)), show_time(max(widest.times_us))
-        size = show_bytes(widest.size_bytes)
-        yield f"too noisy to extrapolate: on {devices} the times of {size} spread from {least} to {most}"
 
 
 def _source(row: CollectiveForecast) -> str:

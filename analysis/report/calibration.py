@@ -1,12 +1,16 @@
 """The output of a calibration: nccl-tests' tables, fits, figure, and the file."""
 
-from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
 
 from dpscope.analysis.costs.calibration_files import calibration_path
-from dpscope.analysis.costs.calibration_fit import FEWEST_SIZES, fit_calibration, is_noisy
+from dpscope.analysis.costs.calibration_fit import (
+    FEWEST_SIZES,
+    fit_calibration,
+    noise_message,
+    noisy_fits,
+)
 from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
@@ -21,6 +25,7 @@ from dpscope.profiling.records.calibration import (
 )
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.matrix import Layout
+from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes, write_json
 from dpscope.profiling.store.ownership import check_overwritable, is_calibration
@@ -69,22 +74,11 @@ def calibration_answers(calibration: Calibration) -> list[str]:
     lines = []
     if rates:
         lines.append(f"Bus bandwidth at the largest size: {', '.join(rates)}.")
-    errors = ", ".join(_unreliable(calibration))
-    if errors:
-        lines.append(
-            f"NOISY: sizes predicted from the others are off by up to {errors}: "
-            "close other programs, or raise --iterations, and calibrate again."
-        )
+    noisy = noisy_fits(calibration)
+    if noisy:
+        again = RunCode.CALIBRATION_NOISY.value.action
+        lines.append(f"NOISY FIT: {noise_message(noisy)}: {again}.")
     return lines
-
-
-def _unreliable(calibration: Calibration) -> Iterator[str]:
-    """The fits that do not even predict the sizes they were made of, with their errors."""
-    for fit in calibration.fits:
-        if fit.statistic == "slowest" and is_noisy(fit):
-            devices = _devices(fit)
-            error = fit.prediction_relative_error
-            yield f"{fit.collective} on {devices} devices {error:.0%}"
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
@@ -120,7 +114,7 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
         table_of(
             "Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted
         ),
-        table_of("Errors of the fits", _ERRORS, slowest, errors),
+        table_of("Errors of the fits", _ERRORS, calibration.fits, errors),
         table_of("Contention: how many times as long", _CONTENTION, contention, [slowed]),
         table_of("Left out", _LEFT_OUT, calibration.left_out),
     ]
@@ -167,6 +161,7 @@ _PIECES = (
 _ERRORS = (
     Field("collective", "collective"),
     Field("devices", _devices),
+    Field("of rank", "statistic"),
     Field("sizes", "sizes"),
     Field("median", "median_relative_error", "share"),
     Field("largest", "largest_relative_error", "share"),

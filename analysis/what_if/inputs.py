@@ -3,7 +3,7 @@ why that is not known.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
@@ -38,8 +38,8 @@ class Inputs(NamedTuple):
     below: float  # half a 90% band of the costs, in logarithms, towards cheaper
     above: float  # and towards dearer
     basis: tuple[str, ...]
-    # what the run's all-reduces took over what the costs give for them, where that is carried on
-    carried: float = 1.0
+    # what the run's all-reduces took over their costs on its own devices, where that is carried on
+    contradiction: float
 
 
 def place_of(base: Base, scenario: Scenario) -> Place:
@@ -90,7 +90,7 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     """What to replay a profile under; raises Missing."""
     place = setting.place
     buckets = _buckets(base, profile, setting)
-    each, carried = _bucket_costs(base, profile, setting, costs, buckets.sizes)
+    each, contradiction = _bucket_costs(base, profile, setting, costs, buckets.sizes)
     latency_us = [cost.latency_us for cost in each]
     transfer_us = [cost.transfer_us for cost in each]
 
@@ -121,14 +121,14 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     below = sum(cost.below * cost.total_us for cost in each) / total_us
     above = sum(cost.above * cost.total_us for cost in each) / total_us
     # why the run took longer than modelled is not known, so not how much longer others take
-    disagreement = abs(math.log(carried))
+    disagreement = abs(math.log(contradiction))
     return Inputs(
         prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
         below=math.hypot(below, disagreement),
         above=math.hypot(above, disagreement),
         basis=tuple(basis),
-        carried=carried,
+        contradiction=contradiction,
     )
 
 
@@ -177,10 +177,11 @@ def _cut(base: Base, profile: StepProfile, bucketing: Bucketing, factor: float) 
 def _bucket_costs(
     base: Base, profile: StepProfile, setting: Setting, costs: Costs, sizes: Sequence[float]
 ) -> tuple[list[Cost], float]:
-    """Of an all-reduce of each size, and how many times as long as modelled they are.
+    """Of an all-reduce of each size, and what the base's own took over their costs.
 
     The base's own buckets are taken as they were measured. Others take as many times as long as
-    their source gives as these did: errors that both have cancel.
+    their source gives as these did: errors that both have cancel. What contradicts the run's costs
+    is one number for all scenarios, whichever source theirs have.
     """
     place, links = setting.place, setting.links
     modelled = [costs.cost("all_reduce", size, place, links) for size in sizes]
@@ -191,7 +192,8 @@ def _bucket_costs(
         buckets = zip(modelled, profile.buckets, strict=True)
         return [cost.measured_as(bucket.cost_us) for cost, bucket in buckets], 1.0
     carried = _carried(base, profile, costs, modelled[0].basis)
-    return [cost.times(carried) for cost in modelled], carried
+    contradiction = _measured_over(profile, lambda size: costs.cost("all_reduce", size, base.place))
+    return [cost.times(carried) for cost in modelled], contradiction
 
 
 def _are_measured(profile: StepProfile, sizes: Sequence[float]) -> bool:
@@ -202,21 +204,24 @@ def _are_measured(profile: StepProfile, sizes: Sequence[float]) -> bool:
 
 def _carried(base: Base, profile: StepProfile, costs: Costs, basis: Basis) -> float:
     """What the profile's all-reduces took over what the source of costs of this basis gives."""
-    measured_us = 0.0
-    model_us = 0.0
-    try:
-        for bucket in profile.buckets:
-            model = costs.of_measured("all_reduce", bucket.bytes, base.place, basis)
-            model_us += model.total_us
-            measured_us += bucket.cost_us
-    except Missing:
-        return 1.0
-    if model_us == 0.0:
-        return 1.0
-    carried = measured_us / model_us
+    carried = _measured_over(
+        profile, lambda size: costs.of_measured("all_reduce", size, base.place, basis)
+    )
     if basis == "specification":  # the link cannot be faster
         return max(1.0, carried)
     return carried
+
+
+def _measured_over(profile: StepProfile, model: Callable[[float], Cost]) -> float:
+    """What the profile's all-reduces took over their modelled costs by size; 1 where these are not
+    known.
+    """
+    try:
+        model_us = sum(model(bucket.bytes).total_us for bucket in profile.buckets)
+    except Missing:
+        return 1.0
+    measured_us = sum(bucket.cost_us for bucket in profile.buckets)
+    return measured_us / model_us if model_us > 0 else 1.0
 
 
 def _late_us(base: Base, late_us: Floats, place: Place) -> tuple[float, ...]:

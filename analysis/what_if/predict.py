@@ -43,7 +43,7 @@ class _Change:
     exposed_us: float
     unsure: Parts
     basis: tuple[str, ...]
-    carried: float
+    contradiction: float
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -230,7 +230,7 @@ def _replayed(
         exposed_us=min(exposed_us, step_us),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
-        carried=inputs.carried,
+        contradiction=inputs.contradiction,
     )
 
 
@@ -239,7 +239,7 @@ def _joined(
 ) -> Prediction:
     """The mean over the profiles, with its band; raises Missing where costs leave it too wide."""
     alone_us, alone_basis = _one_device(base, setting, costs)
-    disagreement = _disagreement([change.carried for change in changes])
+    disagreement = _disagreement([change.contradiction for change in changes])
     step_us = fmean(change.step_us for change in changes)
     exposed_us = fmean(change.exposed_us for change in changes)
     basis = [*changes[0].basis, *disagreement]
@@ -283,16 +283,16 @@ def _too_wide(low_us: float, high_us: float) -> str:
     return f"the 90% band would be {low} to {high} ms, as collectives' costs are too uncertain"
 
 
-def _disagreement(carried: Sequence[float]) -> list[str]:
+def _disagreement(contradictions: Sequence[float]) -> list[str]:
     """That the run's collectives took longer or shorter than their costs, if they did."""
-    least, most = min(carried), max(carried)
+    least, most = min(contradictions), max(contradictions)
     if least >= 1 / _AGREE and most <= _AGREE:
         return []
     times = f"{least:.2g}"
     longest = f"{most:.2g}"
     if longest != times:
         times = f"{times} to {longest}"
-    took = f"the run's own all-reduces took {times} times what these costs give for them"
+    took = f"the run's own all-reduces took {times} times their known cost"
     return [f"{took}: carried on, so the band is wider"]
 
 

@@ -59,21 +59,25 @@ def test_a_fit_that_is_missing_has_a_reason() -> None:
     assert [table.notes for table in one] == [
         ("no fit, and no prediction from it: a line needs two sizes",)
     ]
-    assert three[-1].rows == (("all_reduce", "2", "3", "0.0", "0.0", "NA"),)
+    assert three[-1].rows == (("all_reduce", "2", "slowest", "3", "0.0", "0.0", "NA"),)
     assert three[-1].notes[-1].endswith("; NA: fewer than 5 sizes")
 
 
 def test_rates_and_unreliable_fits_stand_above_the_tables() -> None:
-    """1 MB in 500 us are 2 GB/s, the bus bandwidth of 2 ranks."""
+    """1 MB in 500 us are 2 GB/s, the bus bandwidth of 2 ranks. Of the two ranks' fits the worse
+    counts, as in a run's report.
+    """
     sure = fitted(timed(2, 0.0, 2.0, [1000, 10_000, 100_000, 1_000_000]))
     assert calibration_answers(sure) == [
         "Bus bandwidth at the largest size: all_reduce on 2 devices 2.00 GB/s (1.00 MB)."
     ]
     (fit,) = (one for one in sure.fits if one.statistic == "slowest")
-    unsure = msgspec.structs.replace(fit, prediction_relative_error=3.456)
-    _, noisy = calibration_answers(msgspec.structs.replace(sure, fits=(unsure,)))
-    assert noisy.startswith("NOISY: sizes predicted from the others are off by up to")
-    assert "all_reduce on 2 devices 346%" in noisy
+    unsure = msgspec.structs.replace(fit, prediction_relative_error=0.6)
+    worse = msgspec.structs.replace(fit, prediction_relative_error=3.456, statistic="shortest")
+    _, noisy = calibration_answers(msgspec.structs.replace(sure, fits=(unsure, worse)))
+    assert noisy.startswith(
+        "NOISY FIT: the calibration's fit is off by up to 346% (all_reduce, 2 devices): close other"
+    )
 
 
 def test_two_lines_and_their_breakpoint_are_found_again() -> None:

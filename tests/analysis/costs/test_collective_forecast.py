@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from dpscope.analysis.costs.calibration_files import calibration_from_logs, load_calibration
+from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
 from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
 from dpscope.profiling.records.calibration import Calibration
@@ -159,18 +160,18 @@ def test_counts_that_are_not_known_are_a_note_and_no_rows(tmp_path: Path) -> Non
     assert line.startswith("all_reduce: 64 devices: not known: ")
 
 
-def test_a_noisy_calibration_is_called_too_noisy_to_extrapolate(tmp_path: Path) -> None:
+def test_a_noisy_calibration_is_not_extrapolated() -> None:
     """The example's all-reduces of 4 kB took 0.39 to 5.7 ms; its broadcasts are quiet."""
     noisy = load_calibration(ROOT / "examples" / "run_cpu" / "calibration.json")
     console = Console(file=io.StringIO(), width=200)
     print_forecasts(noisy, [2, 4], "table", console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    (note,) = (line for line in lines if line.startswith("too noisy to extrapolate"))
-    assert "on 2 devices the times of 4.10 kB spread from 388" in note
-    assert note.endswith("to 5.72 ms")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (off,) = noisy_fits(noisy)
+    assert noise_message([off]) in text
+    assert "4 devices: not known: the measured times differ so much that" in text
     measured = Console(file=io.StringIO(), width=200)
     print_forecasts(noisy, [2], "table", measured)
-    assert "too noisy" not in measured.file.getvalue()  # type: ignore[attr-defined]
+    assert "is off by" not in measured.file.getvalue()  # type: ignore[attr-defined]
     extrapolated = forecasts(noisy, [4])
     assert {row.collective for row in extrapolated if row.time_us is None} == {"all_reduce"}
 

@@ -59,10 +59,7 @@ def test_the_legend_says_that_a_fit_is_unreliable() -> None:
     moved = all_reduces(DDP, 2, [(2e6, 0.0, 1000.0)], 2)
     run = run_of(cell_data(DDP, [[9e3] * 8] * 2, steps, moved.assign(busbw_gb_per_s=2.0)))
     made = calibration({"all_reduce": (0.0, 4.0)})
-    for error, label in (
-        (0.5, "calibration's fit"),
-        (1.24, "calibration's fit (off by up to 124%)"),
-    ):
+    for error, label in ((0.5, "calibration's fit"), (1.24, "calibration's fit (noisy)")):
         fits = tuple(
             msgspec.structs.replace(fit, prediction_relative_error=error) for fit in made.fits
         )

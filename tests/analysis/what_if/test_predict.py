@@ -156,11 +156,11 @@ def test_costs_that_the_run_contradicts_are_said_to_and_widen_the_band() -> None
     """
     certain = replace(BASE, spread=0.0, method_error=0.0)
     found = predict(certain, Scenario(devices=4), QUARTER_COSTS)
-    assert "all-reduces took 4 times what these costs give for them" in str(found.rests_on)
+    assert "all-reduces took 4 times their known cost" in str(found.rests_on)
     assert known(found.low_us) < 150 + 50 + 7.5 + 10
     assert known(found.high_us) > 400
     agreeing = predict(certain, Scenario(devices=4), COSTS)
-    assert "what these costs give" not in str(agreeing.rests_on)
+    assert "their known cost" not in str(agreeing.rests_on)
     assert known(agreeing.high_us) < 300
     contrary = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 2.0})
     assert (
