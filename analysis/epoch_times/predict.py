@@ -82,10 +82,36 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
             same = (study, run, batch_size)
             alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
             rows += [row for row in alone if traits_of(row.strategy).baseline]
-        for devices, nodes in placed:
-            target = rows[0]._replace(devices=devices, nodes=nodes)
-            found.append(_predicted(table, target, rows))
+        targets = [rows[0]._replace(devices=devices, nodes=nodes) for devices, nodes in placed]
+        predicted = [_predicted(table, target, rows) for target in targets]
+        if _grows(rows[0], rows):
+            largest = max(rows, key=lambda row: row.devices)
+            measured = _predicted(table, rows[0]._replace(**_layout_of(largest)), rows)
+            predicted = [_explained(row, [measured, *predicted]) for row in predicted]
+        found += predicted
     return found
+
+
+def _layout_of(row: EpochTime) -> dict[str, int | None]:
+    return {"devices": row.devices, "nodes": row.nodes}
+
+
+def _explained(row: Predicted, others: Sequence[Predicted]) -> Predicted:
+    """With a word where the time is shorter than on fewer devices, that measured on the largest
+    count among them, although each device has as much to do.
+    """
+    if row.value is None or row.law == MEASURED:
+        return row
+    fewer = [other for other in others if other.devices < row.devices]
+    on_nodes = [other for other in fewer if (other.nodes or 1) <= (row.nodes or 1)]
+    longer = {other.devices for other in on_nodes if (other.value or 0.0) > row.value}
+    if not longer:
+        return row
+    named = " and ".join(map(str, sorted(longer)))
+    why = (
+        f"shorter than on {named}: the law is fitted to all counts, and need not pass through each"
+    )
+    return row._replace(reason="; ".join(filter(None, (row.reason, why))))
 
 
 def _placed(
@@ -324,11 +350,21 @@ def _rounded(value: float) -> float:
     return float(f"{value:.12g}") if abs(value) > 1e-12 else 0.0
 
 
-def _laws(target: EpochTime, rows: Sequence[EpochTime]) -> list[Law]:
-    """The laws of the module's text, for the rows and the configuration."""
+def _shares_steps(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
+    """Whether the devices share the steps of an epoch, at a fixed batch of each."""
     samples = [row.epoch_samples / row.devices for row in rows if row.epoch_samples]
     equal_steps = bool(samples) and max(samples) < _FEWER_STEPS * min(samples)
-    shared_steps = target.batch_size_is == "per_device" and not equal_steps
+    return target.batch_size_is == "per_device" and not equal_steps
+
+
+def _grows(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
+    """Whether each device has as much to do on any number of devices, so that none are faster."""
+    return target.batch_size_is == "per_device" and not _shares_steps(target, rows)
+
+
+def _laws(target: EpochTime, rows: Sequence[EpochTime]) -> list[Law]:
+    """The laws of the module's text, for the rows and the configuration."""
+    shared_steps = _shares_steps(target, rows)
     shared_batch = target.batch_size_is == "global"
 
     def steps(row: EpochTime) -> float:

@@ -105,11 +105,13 @@ class Action:
 
 @dataclass(frozen=True)
 class Next:
-    """The fact, the parts of the step that its actions are about, and how long the first is."""
+    """The fact, the parts of the step that its actions are about, and how long the first is, which
+    is the most that removing it saves.
+    """
 
     fact: Fact
     parts: tuple[str, ...] = ()
-    saves_us: float | None = None
+    saves_at_most_us: float | None = None
 
     @property
     def part(self) -> str | None:

@@ -53,10 +53,11 @@ class Fact:
 class Verdict:
     """What was measured in a line, the limits of all that follows, then facts by question.
 
-    `strategy` is the recommended one, None if there is none. `cell` is the cell that all but the
+    `strategy` is the recommended one, None if there is none; of traces alone what they show, in the
+    words of `setting` where it is none of dpscope's. `cell` is the cell that all but the
     first fact are about, with its `ledger` and the rank `late` that it waits for. `part` is the
-    part of the step that the first action is about, and `saves_us` how long that is. `cells` are
-    those of the case.
+    part of the step that the first action is about, and `saves_at_most_us` how long that is: an
+    upper bound, since other parts may grow. `cells` are those of the case.
     """
 
     __repr__ = short_repr
@@ -69,7 +70,7 @@ class Verdict:
     ledger: Ledger | None = None
     late: LateRank | None = None
     part: str | None = None
-    saves_us: float | None = None
+    saves_at_most_us: float | None = None
     cells: tuple[str, ...] = ()
 
     @property
@@ -100,7 +101,10 @@ class Verdict:
             "setting": self.setting,
             "limits": [asdict(limit) for limit in self.limits],
             "facts": [asdict(fact) for fact in self.facts],
-            **{name: getattr(self, name) for name in ("strategy", "cell", "part", "saves_us")},
+            **{
+                name: getattr(self, name)
+                for name in ("strategy", "cell", "part", "saves_at_most_us")
+            },
             "late_rank": self.late.rank if self.late is not None else None,
             "late_share": self.late.share if self.late is not None else None,
             "ledger": content,

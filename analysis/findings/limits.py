@@ -11,12 +11,13 @@ from dpscope.analysis.findings.ledger_text import tracing_findings
 from dpscope.analysis.findings.predictions import noisy_calibration
 from dpscope.analysis.runs.run_data import RunData, missing_repeats
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import Finding, grouped
+from dpscope.profiling.records.finding import Finding, grouped, listed
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import traits_of
 
 # largest over smallest median of a cell's repeats, above which a warning precedes all facts
 REPEATS_APART = 1.3
+_NAMED = 3  # cells in a line
 NOISY = "NOISY"
 MISSING = "MISSING"
 _CALIBRATED = "each calibrated size predicted by a fit of the others; 90% of the errors are smaller"
@@ -33,7 +34,7 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
         yield _limit(MISSING, *missing, basis="repeats that ended well, of those planned")
     if noisy := _noisy(run, comparison, case):
         apart = f"{REPEATS_APART - 1:.0%}"
-        differ = f"medians of repeats differ by over {apart}: {'; '.join(noisy)}"
+        differ = f"medians of repeats differ by over {apart}: {listed(noisy, _NAMED)}"
         yield _limit(NOISY, differ, basis="median untraced step of each repeat")
     if drifts := [*_drifts(run, comparison, case)]:
         yield _limit("DRIFT", *drifts, basis="least squares; medians of the timed steps")
@@ -61,8 +62,7 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
 def _missing(run: RunData) -> Iterator[str]:
     """The repeats of planned cells that are missing."""
     for repeats, names in missing_repeats(run).items():
-        cells = ", ".join(names)
-        yield f"{cells}: {repeats}"
+        yield f"{listed(names, _NAMED)}: {repeats}"
 
 
 def _too_few_cores(run: RunData) -> Iterator[Fact]:

@@ -15,7 +15,16 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import RUN_AGAIN, Situation, next_fact
 from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
-from dpscope.analysis.findings.facts import Fact, Scale, Verdict, basis_of, capital, ends, percent
+from dpscope.analysis.findings.facts import (
+    Fact,
+    Scale,
+    Verdict,
+    basis_of,
+    capital,
+    compared,
+    ends,
+    percent,
+)
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.findings.limits import MISSING, NOISY, limits, on_shared_cores, timed_rows
@@ -57,7 +66,7 @@ def traces_verdict(data: Job, row: CellRow | None = None) -> Verdict:
     files = listed(data.cut_short, NAMED_FILES)
     again = _next(f"Copy {files} again, or trace again if the original is cut too")
     *facts, _ = verdict_on_read.facts
-    return replace(verdict_on_read, facts=(*facts, again), part=None, saves_us=None)
+    return replace(verdict_on_read, facts=(*facts, again), part=None, saves_at_most_us=None)
 
 
 def _verdict_on_read(data: Job, row: CellRow | None) -> Verdict:
@@ -86,7 +95,7 @@ def _verdict_on_read(data: Job, row: CellRow | None) -> Verdict:
             again = capital(lost.next_step)
         return Verdict(setting, limits, (unknown, _next(again)))
     return _about(
-        Verdict(setting, limits, strategy=data.strategy, cells=(data.name,)),
+        Verdict(setting, limits, strategy=_traced_strategy(data), cells=(data.name,)),
         data,
         situation,
         rows=[],
@@ -141,6 +150,11 @@ def _traces_setting(data: Job) -> str:
     return f"{setting}." if data.on_device or _lost(data) else f"{setting}. {CPU_TRACES}"
 
 
+def _traced_strategy(data: Job) -> str:
+    """Its name if it is one of dpscope's, else what the first line states."""
+    return data.strategy if traits_of(data.strategy).identified else _parallelism(data)
+
+
 def _parallelism(data: Job) -> str:
     """The strategy; where the traces do not show it, the kinds of their collectives."""
     traits = traits_of(data.strategy)
@@ -173,7 +187,7 @@ def _about(
         ledger=chosen.ledger,
         late=late,
         part=following.part,
-        saves_us=following.saves_us,
+        saves_at_most_us=following.saves_at_most_us,
     )
 
 
@@ -389,7 +403,9 @@ def _which(
     """The fact about the strategy, and the strategy that it recommends."""
     name = traits_of(chosen.strategy).label
     where = devices_text(chosen.devices, chosen.nodes)
-    between = [_gap_line(gap)] if gap is not None and gap.ratio.value is not None else []
+    between = []
+    if gap is not None and gap.ratio.value is not None:
+        between.append(compared(gap.dp_label, "DDP", gap.ratio))
     of_gap = "" if gap is None else f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
     if gain is None:
         line, basis = _over_itself(comparison, chosen, where)
@@ -444,16 +460,6 @@ def _gain_line(chosen: CellRow, gain: Gain) -> str:
     if chosen.strong_speedup is None:
         return line
     return f"{line}; {chosen.strong_speedup:.2f}x at the same global batch"
-
-
-def _gap_line(gap: StrategyGap) -> str:
-    """DP's step against DDP's."""
-    times = f"{gap.dp_label} takes {gap.ratio.value or 0.0:.2f}x DDP's step {ends(gap.ratio)}"
-    judged = {
-        "no_difference_shown": ": no significant difference",
-        "too_few_samples": ": not judged",
-    }
-    return f"{times}{judged.get(verdict(gap.ratio), '')}"
 
 
 def _over_itself(comparison: Comparison, chosen: CellRow, where: str) -> tuple[str, str]:

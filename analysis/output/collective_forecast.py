@@ -14,6 +14,7 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
+from dpscope.analysis.costs.other_counts import Timed, medians
 from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
@@ -27,7 +28,10 @@ _NOTES = (
     "predictions are of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
 )
 
-_FALLING = "a larger size with a shorter time: near the smaller one the measured times exceed the law by more than its bytes add"
+_FALLING = (
+    "a time below that of a smaller size or of fewer devices: there the measured times exceed the law by more than the "
+    "bytes or devices add"
+)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -56,6 +60,7 @@ def print_forecasts(
         }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
+    timed = medians(calibration)
     by_collective = grouped((prediction.collective, prediction) for prediction in predictions)
     for collective, rows in by_collective.items():
         known = [row for row in rows if row.time_us is not None]
@@ -66,7 +71,7 @@ def print_forecasts(
             notes.insert(0, noise_message(noisy))
         if "predicted" in bases:
             notes += _NOTES
-        if _falls(known):
+        if _falls(known, timed[collective]):
             notes.append(_FALLING)
         if known:
             title = f"{collective} by device count and size"
@@ -76,16 +81,20 @@ def print_forecasts(
     print_findings(console, findings)
 
 
-def _falls(predictions: Sequence[CollectiveForecast]) -> bool:
-    """Whether a predicted time is below one of a smaller size on as many devices."""
-    longest: dict[int, float] = {}
-    for forecast in predictions:
-        time_us = forecast.time_us or 0.0
-        before_us = longest.get(forecast.devices, 0.0)
-        if forecast.basis == "predicted" and time_us < before_us:
-            return True
-        longest[forecast.devices] = max(before_us, time_us)
-    return False
+def _falls(shown: Sequence[CollectiveForecast], measured: Sequence[Timed]) -> bool:
+    """Whether a predicted time is below another of no larger size on no more devices and nodes."""
+    times = [*shown, *measured]
+    return any(
+        _is_less(other, row) and (other.time_us or 0.0) > (row.time_us or 0.0)
+        for row in shown
+        if row.basis == "predicted"
+        for other in times
+    )
+
+
+def _is_less(other: CollectiveForecast | Timed, row: CollectiveForecast) -> bool:
+    less_data = other.size_bytes <= row.size_bytes
+    return less_data and other.devices <= row.devices and other.nodes <= row.nodes
 
 
 def _source(row: CollectiveForecast) -> str:

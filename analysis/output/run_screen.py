@@ -3,7 +3,7 @@ whether it passed.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.findings.facts import Verdict
+from dpscope.analysis.findings.facts import Fact, Verdict
 from dpscope.analysis.report.files import DEFAULT_FORMATS, PrintedReport
 from dpscope.analysis.text.terminal import (
     Trimmed,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Detail = Literal["summary", "everything", "path"]
 
+MOST_LINES = 24  # of the first screen
+_LINES_AROUND_ROWS = 5  # an empty one, title and headings above; what more there is, and where
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -210,12 +212,13 @@ def print_run(
 
 
 def print_summary(console: Console, report: PrintedReport, page: Path | None) -> None:
-    """The first screen, at most 24 lines at 80 columns: the facts, the steps of the cells that they
-    are about, errors, and where the rest is.
+    """The first screen, at most MOST_LINES at 80 columns: the facts, the steps of the cells that
+    they are about, errors, and where the rest is.
     """
-    console.print(fact_grid(report.verdict))
     # other notes are with the whole table: the first screen has no line for them
     rows = tuple(row for row in report.summary.rows if row[0] in report.first_cells)
+    below = len(rows) + len(report.first_notes) + _LINES_AROUND_ROWS
+    console.print(fact_grid(_within(report.verdict, MOST_LINES - below, console)))
     print_table(console, replace(report.summary, rows=rows, notes=report.first_notes))
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors:
@@ -228,6 +231,32 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None) ->
     if more:
         console.print(f"{', '.join(more)}: --verbose", highlight=False)
     console.print(f"Report: {place_of_page(page)}", highlight=False, soft_wrap=True)
+
+
+def _within(verdict: Verdict, most: int, console: Console) -> Verdict:
+    """The verdict in `most` lines, if that is possible with a line for each fact; --verbose prints
+    all lines.
+    """
+    for shorter in _shortened(verdict):
+        if len(console.render_lines(fact_grid(shorter))) <= most:
+            return shorter
+    return shorter
+
+
+def _shortened(verdict: Verdict) -> Iterator[Verdict]:
+    """The verdict, and with fewer and fewer of its lines: what limits it, then each fact."""
+    yield verdict
+    limits = tuple(replace(limit, lines=limit.lines[:1]) for limit in verdict.limits)
+    yield replace(verdict, limits=limits)
+    first, *others = limits or (None,)
+    if first is not None and len(others) > 1:
+        labels = ", ".join(limit.label for limit in others)
+        limits = (first, Fact("limits", "ALSO", (f"{labels}: --verbose",)))
+        yield replace(verdict, limits=limits)
+    facts = list(verdict.facts)
+    for place, fact in enumerate(facts):
+        facts[place] = replace(fact, lines=fact.lines[:1])
+        yield replace(verdict, limits=limits, facts=tuple(facts))
 
 
 def place_of_page(page: Path | None) -> str:

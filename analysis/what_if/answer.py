@@ -63,12 +63,18 @@ class RunAnswer:
     own: CellErrors
     predictions: tuple[Predicted, ...]
 
+    @property
+    def has_predictions(self) -> bool:
+        """Whether any scenario has a number."""
+        return any(prediction.reason is None for _, prediction, _ in self.predictions)
+
     @cached_property
     def tables(self) -> dict[str, TextTable]:
-        """By name, those that have rows."""
+        """By name; without any prediction the reasons alone."""
+        if not self.has_predictions:
+            why = Field("why", str, column="why")
+            return {"what_if": table_of("Predicted steps: none", (why,), self.refusals)}
         tables = {"what_if": prediction_table(self)}
-        if not tables["what_if"].rows:
-            return {}
         if self.own.cells:
             tables["what_if_own_error"] = error_table(self.own.cells)
         return tables
@@ -215,8 +221,6 @@ def chapter_of(run: RunData, costs: Costs | None = None) -> RunAnswer | None:
     try:
         question, own = with_cell_errors(base_of_loaded(run, costs=costs))
     except DpscopeError:
-        return None
-    if predict(question.base, Scenario(), question.costs).reason is not None:
         return None
     larger = []
     for times in _TIMES_AS_MANY:

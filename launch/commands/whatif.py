@@ -130,7 +130,7 @@ def whatif(request: WhatIfRequest) -> None:
         from dpscope.analysis.output.trace_tables import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
-    if not answered.tables:
+    if not answered.has_predictions:
         raise typer.Exit(NOTHING_PREDICTED)
 
 
@@ -142,6 +142,8 @@ def _print(console: "Console", answered: "RunAnswer") -> None:
     if answered.hint is not None:
         first.append(answered.hint)
     print_sentences(console, first)
+    if not answered.has_predictions:
+        return
     notes: tuple[str, ...] = ()
     for name, table in answered.tables.items():
         if name == "what_if":

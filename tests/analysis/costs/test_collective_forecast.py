@@ -136,7 +136,7 @@ def test_times_that_fall_with_the_size_are_explained(tmp_path: Path, factor: flo
     console = Console(file=io.StringIO(), width=200)
     print_forecasts(calibration, [32], "table", console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("a larger size with a shorter time" in text) is (factor > 1.0)
+    assert ("a time below that of a smaller size or of fewer devices" in text) is (factor > 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "64,", "1", "many", "-4", "64;128"])

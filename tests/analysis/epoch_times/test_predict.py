@@ -150,6 +150,18 @@ def test_the_rounding_of_the_times_widens_the_band(tmp_path: Path) -> None:
     assert "shows no band" in exact.reason
 
 
+def test_a_time_that_is_shorter_than_on_fewer_devices_is_explained(tmp_path: Path) -> None:
+    """100, 101 and 106 ms: the line ends below 106. An epoch of a fixed data set falls as it is."""
+    (short,) = predicted(tmp_path, steps({1: 100, 2: 101, 4: 106}), (8, None))
+    assert known(short.value) < 106
+    assert short.reason.startswith("shorter than on 4: the law is fitted to all counts")
+    (table,) = prediction_tables([short])
+    assert table.notes[-1].endswith(f"N 8: {short.reason}.")
+    (longer,) = predicted(tmp_path, steps({1: 100, 2: 103, 4: 104.5}), (8, None))
+    (epoch,) = predicted(tmp_path, epochs({1: 80.0, 2: 40.0, 4: 21.0}, "per_device"), (8, None))
+    assert longer.reason == epoch.reason == ""
+
+
 def test_counts_between_and_below(tmp_path: Path) -> None:
     between, below = predicted(
         tmp_path, steps({2: 103.0, 4: 104.5, 8: 105.25, 16: 105.625}), (6, None), (1, None)

@@ -68,7 +68,7 @@ def test_the_largest_part_that_can_be_removed_is_named_with_its_length(
     assert found.part == part
     assert advice in line
     assert line.lower().startswith(f"{part} ({length}): ")
-    assert known(found.saves_us) == 1e3 * float(length.split()[0])
+    assert known(found.saves_at_most_us) == 1e3 * float(length.split()[0])
 
 
 def test_copies_of_the_model_are_a_reason_to_use_ddp_and_have_their_interval() -> None:
@@ -124,7 +124,7 @@ def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() 
     found = verdict_on(row)
     assert "(--broadcast-buffers off)" in said(found, "next")
     assert "9.0 other (broadcast)" in said(found, "cost")  # as in the table of a step's parts
-    assert (found.part, found.saves_us) == ("broadcasts of buffers", 9e3)
+    assert (found.part, found.saves_at_most_us) == ("broadcasts of buffers", 9e3)
     of_script = replace(
         comparison(SINGLE, row, speedups={"ddp-d4-b32": FASTER}), knows_options=False
     )

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpscope.analysis.output.run_screen import Targets, print_summary, report_of, show_run
+from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.files import PrintedReport
+from dpscope.analysis.runs.run_data import load_run
 from dpscope.launch.contents import app
+from dpscope.profiling.records.run_codes import RunCode
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
@@ -51,6 +55,31 @@ def test_what_is_printed_of_a_run_fits_a_screen(
     assert max(map(len, of_run)) <= 80
     assert 10 < len(of_run) <= 24
     assert ("MISSING " in "".join(of_run)) is (lost is not None)
+
+
+@pytest.mark.long
+def test_a_run_that_everything_limits_fits_a_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One repeat of DDP is lost, every cell drifts, repeats differ, and the calibration is noisy."""
+    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(Path("run_cpu/cells/ddp-d2-b128/repeat1"))
+    run = load_run(Path("run_cpu"))
+    cells = {}
+    for name, data in run.cells.items():
+        drift = RunCode.DRIFT.finding("steps grow longer by 61% within a repeat", about=name)
+        cells[name] = data.with_findings(drift)
+    report = make_report(replace(run, cells=cells)).printed
+    limits = {limit.label: limit for limit in report.verdict.limits}
+    assert {"MISSING", "NOISY", "DRIFT", "NOISY FIT"} <= limits.keys()
+    of_run = shown(report)
+    assert max(map(len, of_run)) <= 80
+    assert len(of_run) <= 24
+    screen = " ".join(" ".join(of_run).split())
+    assert f"MISSING {limits['MISSING'].lines[0]}" in screen
+    assert "ALSO NOISY, DRIFT, NOISY FIT: --verbose" in screen
+    assert all(fact.lines[0] in screen for fact in report.verdict.facts)
 
 
 @pytest.mark.long

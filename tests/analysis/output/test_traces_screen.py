@@ -38,6 +38,7 @@ from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import ddp_trace, trace_text, write_ddp_job, write_trace
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.made_verdicts import said
+from tests.helpers.paths import DATA
 from tests.helpers.run_cells import fitted, timed
 from tests.helpers.several_jobs import write_job
 
@@ -307,3 +308,12 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         "Job first",
         "Job second",
     ]
+
+
+@pytest.mark.long
+def test_json_names_the_strategy_as_the_first_line_does() -> None:
+    """Also one that is none of dpscope's."""
+    found = traces_verdict(analyze_traces([DATA / "v100x8_ddp_dlrm"]))
+    strategy = str(found.record()["strategy"])
+    assert strategy.startswith("DDP-like, with all-to-alls")
+    assert strategy in found.setting

@@ -82,7 +82,10 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
 
     assert of(*far).refusals == ["No prediction for 32, 64 devices: too far."]
     tested = CellErrors((CellError("ddp-d4", "", 100.0, known_step, 100.0),))
-    assert not RunAnswer(question, tested, (Predicted({}, far[0]),)).tables
+    refused = RunAnswer(question, tested, (Predicted({}, far[0]),))
+    assert not refused.has_predictions
+    (table,) = refused.tables.values()
+    assert table.rows == (("No prediction for 32 devices: too far.",),)
     some = of(known_step, *far)
     assert some.refusals == ["No prediction for 32, 64 devices: too far."]
     assert [row[0] for row in some.tables["what_if"].rows] == ["2", "2"]
