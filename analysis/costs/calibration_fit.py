@@ -33,7 +33,7 @@ from dpscope.profiling.records.calibration import (
     CollectiveFit,
     FitPiece,
 )
-from dpscope.profiling.records.finding import counted, grouped
+from dpscope.profiling.records.finding import grouped
 
 Statistic = Literal["slowest", "shortest"]  # of the ranks of an iteration
 Values = npt.NDArray[np.float64]
@@ -87,11 +87,21 @@ def fit_curve(sizes_bytes: Values, times_us: Values, breakpoints: Sequence[float
         root = np.sqrt(weights)
         coefficients, _residual = nnls(rows * root[:, None], root)
         errors = np.abs(rows @ coefficients - 1.0)
-        ordered, count = np.sort(errors), len(errors)  # in a tenth of the time of numpy's median
-        median = float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-        weights = np.minimum(1.0, _HUBER * max(1.4826 * median, 1e-9) / np.maximum(errors, 1e-12))
+        deviation = max(1.4826 * _median(errors), 1e-9)
+        weights = np.minimum(1.0, _HUBER * deviation / np.maximum(errors, 1e-12))
     start, *slopes = (coefficients / scale).tolist()
     return Curve(tuple(breakpoints), start, tuple(slopes))
+
+
+def _median(values: Values) -> float:
+    """In a tenth of the time of numpy's."""
+    ordered = np.sort(values)
+    middle = len(values) // 2
+    upper = float(ordered[middle])
+    if len(values) % 2:
+        return upper
+    lower = float(ordered[middle - 1])
+    return (lower + upper) / 2
 
 
 def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
@@ -101,7 +111,8 @@ def _criterion(curve: Curve, sizes_bytes: Values, times_us: Values) -> float:
     Parameters: start, one slope per piece, one place per breakpoint. The correction n / (n - p - 1)
     is that of Hurvich and Tsai (1989) for AIC; without it there would be as many pieces as points.
     """
-    count, parameters = len(times_us), 2 * len(curve.slopes)
+    count = len(times_us)
+    parameters = 2 * len(curve.slopes)
     if count - parameters - 1 <= 0:
         return np.inf
     scale = float(np.mean(curve.relative_errors(sizes_bytes, times_us))) + _ERROR_FLOOR
@@ -182,13 +193,12 @@ def fit_calibration(calibration: Calibration) -> Calibration:
     """
     timed = [point for point in calibration.points if point.size_bytes > 0 and point.times_us]
     by_layout = grouped(((point.collective, point.devices, point.nodes), point) for point in timed)
-    had = {(fit.collective, fit.devices, fit.nodes, fit.statistic) for fit in calibration.fits}
     fits = list(calibration.fits)
+    had = {(fit.collective, fit.devices, fit.nodes, fit.statistic) for fit in fits}
     for layout, points in by_layout.items():
-        if len({point.size_bytes for point in points}) == 1:
-            continue
+        sizes = {point.size_bytes for point in points}
         for statistic, samples in _samples(points).items():
-            if (*layout, statistic) not in had:
+            if len(sizes) > 1 and (*layout, statistic) not in had:
                 fit = fit_collective(samples)
                 fits.append(msgspec.structs.replace(fit, statistic=statistic))
     fits.sort(key=lambda fit: fit.statistic, reverse=True)
@@ -259,24 +269,26 @@ def _prediction_error(
 
 
 def _pieces(curve: Curve, resampled: Sequence[Curve]) -> tuple[FitPiece, ...]:
-    edges = [0, *map(round, curve.breakpoints)]
+    """The lines of a curve, each with its interval over the resampled curves."""
+    edges = [0, *map(round, curve.breakpoints), None]
     spread = np.array([_lines(other) for other in resampled])  # resample, piece, (alpha, slope)
-    low, high = (bound.tolist() for bound in np.quantile(spread, _TAILS, axis=0))
-    return tuple(
-        FitPiece(
-            from_bytes=start,
-            to_bytes=end,
-            alpha_us=alpha,
-            alpha_low_us=lowest[0],
-            alpha_high_us=highest[0],
+    lowest, highest = np.quantile(spread, _TAILS, axis=0).tolist()
+    pieces = []
+    for place, (alpha_us, slope) in enumerate(_lines(curve)):
+        least_alpha_us, least_slope = lowest[place]
+        most_alpha_us, most_slope = highest[place]
+        piece = FitPiece(
+            from_bytes=edges[place] or 0,
+            to_bytes=edges[place + 1],
+            alpha_us=alpha_us,
+            alpha_low_us=least_alpha_us,
+            alpha_high_us=most_alpha_us,
             bandwidth_gb_per_s=_bandwidth_gb_per_s(slope),
-            bandwidth_low_gb_per_s=_bandwidth_gb_per_s(highest[1]),
-            bandwidth_high_gb_per_s=_bandwidth_gb_per_s(lowest[1]),
+            bandwidth_low_gb_per_s=_bandwidth_gb_per_s(most_slope),
+            bandwidth_high_gb_per_s=_bandwidth_gb_per_s(least_slope),
         )
-        for start, end, (alpha, slope), lowest, highest in zip(
-            edges, [*edges[1:], None], _lines(curve), low, high, strict=True
-        )
-    )
+        pieces.append(piece)
+    return tuple(pieces)
 
 
 def _lines(curve: Curve) -> list[tuple[float, float]]:
@@ -336,10 +348,9 @@ def find_fit(
     """The fit of a collective on exactly this many devices, of the slowest ranks where there is no
     other; None for none.
     """
-    asked = (collective, devices)
-    fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == asked]
-    fits.sort(key=lambda fit: fit.statistic != statistic)
-    return fits[0] if fits else None
+    place = (collective, devices)
+    fits = [fit for fit in calibration.fits if (fit.collective, fit.devices) == place]
+    return min(fits, key=lambda fit: fit.statistic != statistic, default=None)
 
 
 def largest_bus_gb_per_s(fit: CollectiveFit) -> float | None:
@@ -393,8 +404,8 @@ def noise_message(noisy: Sequence[CollectiveFit]) -> str:
     """How far these fits are off, wherever that is reported."""
     errors = []
     for fit in noisy:
-        place = counted(fit.devices, "device")
-        if fit.nodes is not None and fit.nodes > 1:
+        place = f"{fit.devices} devices"
+        if fit.nodes not in (None, 1):
             place = f"{place} over {fit.nodes} nodes"
         errors.append(f"{fit.prediction_relative_error:.0%} ({fit.collective}, {place})")
     return f"the calibration's fit is off by up to {', '.join(errors)}"

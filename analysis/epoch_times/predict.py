@@ -70,48 +70,56 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
     full as the table's fullest.
     """
     timed = [row for row in table.rows if row.epoch_seconds is not None]
-    several = [row for row in timed if not traits_of(row.strategy).baseline]
-    series = grouped(
-        ((row.study, row.run, row.strategy, row.batch_size, row.batch_size_is), row)
-        for row in several
-    )
     placed = _placed(layouts, timed)
     found = []
-    for (study, run, _, batch_size, _), rows in series.items():
-        if all(row.devices > 1 for row in rows):
-            same = (study, run, batch_size)
-            alone = [row for row in timed if (row.study, row.run, row.batch_size) == same]
-            rows += [row for row in alone if traits_of(row.strategy).baseline]
+    for rows in _series(timed):
         targets = [rows[0]._replace(devices=devices, nodes=nodes) for devices, nodes in placed]
         predicted = [_predicted(table, target, rows) for target in targets]
-        if _grows(rows[0], rows):
+        if _is_constant_work(rows[0], rows):
             largest = max(rows, key=lambda row: row.devices)
-            measured = _predicted(table, rows[0]._replace(**_layout_of(largest)), rows)
-            predicted = [_explained(row, [measured, *predicted]) for row in predicted]
+            known = [_predicted(table, largest, rows), *predicted]
+            predicted = [_explained(row, known) for row in predicted]
         found += predicted
     return found
 
 
-def _layout_of(row: EpochTime) -> dict[str, int | None]:
-    return {"devices": row.devices, "nodes": row.nodes}
+def _series(timed: Sequence[EpochTime]) -> list[list[EpochTime]]:
+    """The rows of each series, with those of a single device where it has none."""
+
+    def study(row: EpochTime) -> tuple[object, ...]:
+        return row.study, row.run, row.batch_size
+
+    baselines = []
+    several = []
+    for row in timed:
+        is_baseline = traits_of(row.strategy).baseline
+        rows = baselines if is_baseline else several
+        rows.append(row)
+    series = grouped(((*study(row), row.strategy, row.batch_size_is), row) for row in several)
+    for rows in series.values():
+        if all(row.devices > 1 for row in rows):
+            first = rows[0]
+            rows += [row for row in baselines if study(row) == study(first)]
+    return list(series.values())
 
 
-def _explained(row: Predicted, others: Sequence[Predicted]) -> Predicted:
-    """With a word where the time is shorter than on fewer devices, that measured on the largest
-    count among them, although each device has as much to do.
+def _explained(row: Predicted, known: Sequence[Predicted]) -> Predicted:
+    """With a word where the time is shorter than on fewer devices, although each device has as
+    much to do.
     """
     if row.value is None or row.law == MEASURED:
         return row
-    fewer = [other for other in others if other.devices < row.devices]
-    on_nodes = [other for other in fewer if (other.nodes or 1) <= (row.nodes or 1)]
-    longer = {other.devices for other in on_nodes if (other.value or 0.0) > row.value}
-    if not longer:
-        return row
-    named = " and ".join(map(str, sorted(longer)))
-    why = (
-        f"shorter than on {named}: the law is fitted to all counts, and need not pass through each"
-    )
-    return row._replace(reason="; ".join(filter(None, (row.reason, why))))
+    for other in known:
+        is_smaller = other.devices < row.devices and (other.nodes or 1) <= (row.nodes or 1)
+        longer_by = (other.value or 0.0) - row.value
+        if is_smaller and longer_by > 0:
+            why = (
+                f"shorter than on {other.devices}: the law is fitted to all counts, and need not "
+                "pass through each"
+            )
+            reasons = filter(None, (row.reason, why))
+            return row._replace(reason="; ".join(reasons))
+    return row
 
 
 def _placed(
@@ -326,14 +334,22 @@ def _reasons(predicted: Sequence[Predicted]) -> list[str]:
 def _not_comparable(target: EpochTime, rows: Sequence[EpochTime]) -> str:
     """Why the rows show nothing of the configuration; empty where they may."""
     counts = {row.devices for row in rows}
+    largest = max(counts)
     if len(counts) < 2:
         return "one device count shows no law: measure another at the same batch"
-    if target.devices > FARTHEST * max(counts):
-        return f"more than {FARTHEST:g} times the largest measured count ({max(counts)})"
-    spans = {(row.nodes or 1) > 1 for row in rows if row.devices > 1}
-    if target.devices > 1 and ((target.nodes or 1) > 1) not in spans:
-        return f"no row {'within one node' if True in spans else 'between nodes'} was measured: its cost is not known"
+    if target.devices > FARTHEST * largest:
+        return f"more than {FARTHEST:g} times the largest measured count ({largest})"
+    spans = {_level(row) for row in rows if row.devices > 1}
+    level = _level(target)
+    if target.devices > 1 and level not in spans:
+        return f"no row {level} was measured: its cost is not known"
     return ""
+
+
+def _level(row: EpochTime) -> str:
+    """Which links its devices communicate over."""
+    _, nodes = _place(row)
+    return "between nodes" if nodes > 1 else "within one node"
 
 
 def _distance(counts: Sequence[int], devices: int) -> float:
@@ -352,12 +368,15 @@ def _rounded(value: float) -> float:
 
 def _shares_steps(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
     """Whether the devices share the steps of an epoch, at a fixed batch of each."""
+    if target.batch_size_is != "per_device":
+        return False
     samples = [row.epoch_samples / row.devices for row in rows if row.epoch_samples]
-    equal_steps = bool(samples) and max(samples) < _FEWER_STEPS * min(samples)
-    return target.batch_size_is == "per_device" and not equal_steps
+    if not samples:
+        return True
+    return max(samples) >= _FEWER_STEPS * min(samples)
 
 
-def _grows(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
+def _is_constant_work(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
     """Whether each device has as much to do on any number of devices, so that none are faster."""
     return target.batch_size_is == "per_device" and not _shares_steps(target, rows)
 

@@ -161,7 +161,9 @@ def draw_models(
 
 def _fit_label(fit: CollectiveFit) -> str:
     """With a word on fits that are too bad to rely on; the findings have their errors."""
-    return "calibration's fit (noisy)" if is_noisy(fit) else "calibration's fit"
+    if is_noisy(fit):
+        return "calibration's fit (noisy)"
+    return "calibration's fit"
 
 
 MOST_PANELS = 4

@@ -30,24 +30,35 @@ def on_shared_cores(run: RunData) -> list[Job]:
 
 def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
     """What limits all facts that follow."""
-    if missing := [*_missing(run)]:
+    missing = list(_missing(run))
+    if missing:
         yield _limit(MISSING, *missing, basis="repeats that ended well, of those planned")
-    if noisy := _noisy(run, comparison, case):
+    noisy = _noisy(run, comparison, case)
+    if noisy:
         apart = f"{REPEATS_APART - 1:.0%}"
-        differ = f"medians of repeats differ by over {apart}: {listed(noisy, _NAMED)}"
+        cells = listed(noisy, _NAMED)
+        differ = f"medians of repeats differ by over {apart}: {cells}"
         yield _limit(NOISY, differ, basis="median untraced step of each repeat")
-    if drifts := [*_drifts(run, comparison, case)]:
+    drifts = list(_drifts(run, comparison, case))
+    if drifts:
         yield _limit("DRIFT", *drifts, basis="least squares; medians of the timed steps")
     noise = noisy_calibration(comparison)
     if noise is not None:
         yield _limit("NOISY FIT", noise.message, basis=_CALIBRATED)
     yield from _too_few_cores(run)
-    if batches := ", ".join(comparison.batches_seen):
+    yield from _of_scripts(run, comparison)
+
+
+def _of_scripts(run: RunData, comparison: Comparison) -> Iterator[Fact]:
+    """What was only inferred of a script, and how its steps repeat."""
+    batches = ", ".join(comparison.batches_seen)
+    if batches:
         yield _limit(
             "BATCH", f"{batches} per device, inferred from the model's calls (or set --batch-size)"
         )
     cycles = {data.cycle for data in run.measured}
-    if longer := sorted(cycles - {1}):
+    longer = sorted(cycles - {1})
+    if longer:
         many = " and ".join(map(str, longer))
         yield _limit(
             "CYCLES",
@@ -62,7 +73,8 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
 def _missing(run: RunData) -> Iterator[str]:
     """The repeats of planned cells that are missing."""
     for repeats, names in missing_repeats(run).items():
-        yield f"{listed(names, _NAMED)}: {repeats}"
+        cells = listed(names, _NAMED)
+        yield f"{cells}: {repeats}"
 
 
 def _too_few_cores(run: RunData) -> Iterator[Fact]:
@@ -79,8 +91,7 @@ def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> It
     for finding in round_drift(run):
         yield finding.message
     for row, data in _with_baselines(run, comparison, case):
-        findings = [*data.findings, *tracing_findings(row)]
-        for finding in findings:
+        for finding in (*data.findings, *tracing_findings(row)):
             if finding.code == RunCode.DRIFT.code:
                 yield finding.message
 
@@ -92,9 +103,7 @@ def round_drift(run: RunData) -> Iterator[Finding]:
         return
     change = drift.slope * (len(run.measured) - 1)  # a logarithm
     share = percent(abs(np.expm1(change)))
-    direction = "shorter"
-    if change > 0:
-        direction = "longer"
+    direction = "longer" if change > 0 else "shorter"
     yield RunCode.DRIFT.finding(
         f"steps became {share} {direction} within a round of all measured cells: "
         "ratios and efficiency leave that out, times do not",
@@ -110,9 +119,7 @@ def _with_baselines(
     singles = [row for row in timed_rows(comparison) if traits_of(row.strategy).baseline]
     baselines = [row for row in singles if row.batch_size in batches]
     for row in (*baselines, *case):
-        data = run.cells.get(row.cell)
-        if data is not None:
-            yield row, data
+        yield row, run.cells[row.cell]
 
 
 def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> list[str]:

@@ -60,25 +60,32 @@ def print_forecasts(
         }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         return
-    timed = medians(calibration)
     by_collective = grouped((prediction.collective, prediction) for prediction in predictions)
     for collective, rows in by_collective.items():
         known = [row for row in rows if row.time_us is not None]
-        notes = list(dict.fromkeys(map(_source, rows)))
-        bases = {row.basis for row in rows}
-        noisy = [fit for fit in noisy_fits(calibration) if fit.collective == collective]
-        if noisy and bases != {"measured"}:
-            notes.insert(0, noise_message(noisy))
-        if "predicted" in bases:
-            notes += _NOTES
-        if _falls(known, timed[collective]):
-            notes.append(_FALLING)
+        notes = _notes(calibration, collective, rows)
         if known:
             title = f"{collective} by device count and size"
             print_table(console, table_of(title, _FIELDS, known, notes))
         else:
             print_sentences(console, [f"{collective}: {note}" for note in notes])
     print_findings(console, findings)
+
+
+def _notes(
+    calibration: Calibration, collective: str, rows: Sequence[CollectiveForecast]
+) -> list[str]:
+    """What a collective's times rest on, and what limits them."""
+    notes = list(dict.fromkeys(map(_source, rows)))
+    bases = {row.basis for row in rows}
+    noisy = [fit for fit in noisy_fits(calibration) if fit.collective == collective]
+    if noisy and bases != {"measured"}:
+        notes.insert(0, noise_message(noisy))
+    if "predicted" in bases:
+        notes += _NOTES
+    if _falls(rows, medians(calibration)[collective]):
+        notes.append(_FALLING)
+    return notes
 
 
 def _falls(shown: Sequence[CollectiveForecast], measured: Sequence[Timed]) -> bool:

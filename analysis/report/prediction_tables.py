@@ -186,7 +186,8 @@ def collective_table(comparison: Comparison, choice: Chosen = lambda one: None) 
 def _shown(comparison: Comparison) -> list[CollectivePrediction]:
     """The first of each cell, and those that are far off, which findings name."""
     named = set()
-    for _, _, off in cells_off(comparison):
+    for cell in cells_off(comparison):
+        off = cell.collectives
         named |= set(off[:MOST_ROWS])
         named |= set(sorted(off, key=lambda collective: abs(collective.relative_error or 0.0))[-1:])
     by_cell = grouped((prediction.cell, prediction) for prediction in comparison.predictions)

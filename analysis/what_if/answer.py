@@ -63,15 +63,10 @@ class RunAnswer:
     own: CellErrors
     predictions: tuple[Predicted, ...]
 
-    @property
-    def has_predictions(self) -> bool:
-        """Whether any scenario has a number."""
-        return any(prediction.reason is None for _, prediction, _ in self.predictions)
-
     @cached_property
     def tables(self) -> dict[str, TextTable]:
         """By name; without any prediction the reasons alone."""
-        if not self.has_predictions:
+        if not self.known:
             why = Field("why", str, column="why")
             return {"what_if": table_of("Predicted steps: none", (why,), self.refusals)}
         tables = {"what_if": prediction_table(self)}
@@ -89,18 +84,16 @@ class RunAnswer:
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        alike = grouped((each.change, each.prediction) for each in self.predictions)
         changes: dict[str, list[str]] = {}
+        alike = grouped((each.change, each.prediction) for each in self.predictions)
         for change, predictions in alike.items():
             reasons = ((each.reason, each.devices) for each in predictions)
             for text in _by_text(reasons, set()):
                 changes.setdefault(text, []).append(change)
         lines = []
-        for text, of_text in changes.items():
-            scenarios = " or ".join(of_text)
-            place = text
-            if scenarios:
-                place = f"{scenarios}, {text}"
+        for text, scenarios in changes.items():
+            named = " or ".join(filter(None, scenarios))
+            place = f"{named}, {text}" if named else text
             lines.append(f"No prediction for {place}")
         return lines
 
@@ -108,13 +101,17 @@ class RunAnswer:
     def limits(self) -> list[str]:
         """What makes predictions too good, a line each."""
         limits = ((prediction.limit, prediction.devices) for _, prediction, _ in self.predictions)
-        return _by_text(limits, self._predicted_counts)
+        return _by_text(limits, self.predicted_counts)
+
+    @cached_property
+    def known(self) -> list[Predicted]:
+        """The scenarios that have a number."""
+        return [each for each in self.predictions if each.prediction.reason is None]
 
     @property
-    def _predicted_counts(self) -> set[int]:
-        return {
-            prediction.devices for _, prediction, _ in self.predictions if prediction.reason is None
-        }
+    def predicted_counts(self) -> set[int]:
+        """The device counts of which any scenario has a number."""
+        return {each.prediction.devices for each in self.known}
 
     @property
     def base_line(self) -> str:
@@ -137,14 +134,12 @@ class RunAnswer:
         """
         predicted = []
         for _, prediction, _ in self.predictions:
-            if prediction.efficiency is None or not (
-                prediction.step_us and prediction.low_us and prediction.high_us
-            ):
-                continue
-            alone_us = prediction.efficiency * prediction.step_us
-            lowest = alone_us / prediction.high_us
-            highest = alone_us / prediction.low_us
-            predicted.append((prediction.devices, prediction.efficiency, lowest, highest))
+            efficiency = prediction.efficiency
+            if efficiency is not None and prediction.high_us and prediction.low_us:
+                alone_us = efficiency * (prediction.step_us or 0.0)
+                lowest = alone_us / prediction.high_us
+                highest = alone_us / prediction.low_us
+                predicted.append((prediction.devices, efficiency, lowest, highest))
         base = self.question.base.name
         measured = self.measured_efficiencies
         return Efficiencies(base, sorted(predicted), measured, self.limits)
@@ -158,17 +153,15 @@ class RunAnswer:
         alone_us = base.single_us.get(base.batch_size or 0)
         if alone_us is None:
             return []
-        variant = cell.variant if cell is not None else ""
-        alike = [cell_error for cell_error in self.own.cells if cell_error.variant == variant]
-        steps_us = {}
-        for row in alike:
-            if row.prediction.batch_size == base.batch_size:
-                steps_us[row.prediction.devices] = row.measured_us
-        steps_us[base.devices] = base.step_us
-        efficiencies = []
-        for devices, step_us in steps_us.items():
-            efficiencies.append((devices, alone_us / step_us))
-        return sorted(efficiencies)
+        variant = ""
+        if cell is not None:
+            variant = cell.variant
+        steps_us = {base.devices: base.step_us}
+        for row in self.own.cells:
+            prediction = row.prediction
+            if (row.variant, prediction.batch_size) == (variant, base.batch_size):
+                steps_us.setdefault(prediction.devices, row.measured_us)
+        return sorted((devices, alone_us / step_us) for devices, step_us in steps_us.items())
 
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
@@ -248,7 +241,7 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     """The predictions that have a number, with a column for each option that varies; notes hold why
     others have none, and the basis.
     """
-    rows = [predicted for predicted in answer.predictions if predicted.prediction.reason is None]
+    rows = answer.known
     shown = [predicted for predicted in rows if not predicted.is_base]
     base_rows = [_base_row(answer)] if rows else []
     options = dict.fromkeys(name for words, *_ in answer.predictions for name in words)
@@ -269,8 +262,7 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         for _, prediction, _ in rows
         for clause in (prediction.rests_on or "").split("; ")
     )
-    counts = {row.prediction.devices for row in rows}
-    notes = [*answer.refusals, *facts(answer), *_by_text(basis, counts)]
+    notes = [*answer.refusals, *facts(answer), *_by_text(basis, answer.predicted_counts)]
     if shown:
         notes.append("Low, high: the 90% band. The first row is the base as measured.")
     return table_of("Predicted steps", fields, [*base_rows, *shown], notes)
@@ -351,9 +343,7 @@ def _off(value_us: float | None, cell: CellError) -> str | None:
 def layout(answer: RunAnswer) -> str | None:
     """What is assumed of nodes that the scenarios do not state; None for the base's one node."""
     base = answer.question.base
-    every = [prediction for _, prediction, _ in answer.predictions]
-    predicted = [prediction for prediction in every if prediction.reason is None]
-    most = max(prediction.devices for prediction in predicted or every)
+    most = max(each.prediction.devices for each in answer.known or answer.predictions)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
     if most <= base.devices or any("per_node" in words for words, *_ in answer.predictions):

@@ -268,19 +268,10 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
     batches of one device are known.
     """
     before_us = _single_us(base, measured)
-    reached, basis = sorted(base.single_us), "one device was"
     if before_us is None:
-        reached, basis = [measured], "the base was"
-    least, most = reached[0] / BATCH_REACH, reached[-1] * BATCH_REACH
-    if not least <= wanted <= most:
-        samples = counted(wanted, "sample")
-        batches = ", ".join(map(str, reached))
-        raise Missing(
-            f"a forward pass of {samples} is too far from what {basis} measured at ({batches}): "
-            f"{BATCH_REACH:g} times beyond at most"
-        )
-    if before_us is None:
+        _check_reach(wanted, [measured], "the base was")
         return wanted / measured
+    _check_reach(wanted, sorted(base.single_us), "one device was")
     fixed_us = base.traced.busy * fmean(map(_fixed_us, base.profiles))
     after_us = _single_us(base, wanted)
     if after_us is None or min(after_us, before_us) <= fixed_us:
@@ -291,6 +282,20 @@ def _samples_factor(base: Base, wanted: int, measured: int) -> float:
             "what a sample costs is not known"
         )
     return (after_us - fixed_us) / (before_us - fixed_us)
+
+
+def _check_reach(wanted: int, reached: Sequence[int], basis: str) -> None:
+    """Raise Missing for a batch too far from the measured ones."""
+    least = reached[0] / BATCH_REACH
+    most = reached[-1] * BATCH_REACH
+    if least <= wanted <= most:
+        return
+    samples = counted(wanted, "sample")
+    batches = ", ".join(map(str, reached))
+    raise Missing(
+        f"a forward pass of {samples} is too far from what {basis} measured at ({batches}): "
+        f"{BATCH_REACH:g} times beyond at most"
+    )
 
 
 def batch_basis(base: Base, wanted: int) -> str:
@@ -322,14 +327,12 @@ def _single_us(base: Base, batch: int) -> float | None:
     if len(batches) < 2:
         return None
     smallest, largest = batches[0], batches[-1]
-    if not smallest / BATCH_REACH <= batch <= largest * BATCH_REACH:
-        return None
     steps_us = [base.single_us[size] for size in batches]
     if smallest <= batch <= largest:
         return float(np.interp(batch, batches, steps_us))
-    pair = slice(-2, None)
-    if batch < smallest:
-        pair = slice(0, 2)
-    line = np.polyfit(batches[pair], steps_us[pair], 1)
+    if not smallest / BATCH_REACH <= batch <= largest * BATCH_REACH:
+        return None
+    nearest = slice(0, 2) if batch < smallest else slice(-2, None)
+    line = np.polyfit(batches[nearest], steps_us[nearest], 1)
     value = float(np.polyval(line, batch))
     return value if value > 0 else None

@@ -130,7 +130,7 @@ def whatif(request: WhatIfRequest) -> None:
         from dpscope.analysis.output.trace_tables import trace_status
 
         raise typer.Exit(trace_status((), question.cut_short))
-    if not answered.has_predictions:
+    if not answered.known:
         raise typer.Exit(NOTHING_PREDICTED)
 
 
@@ -142,7 +142,7 @@ def _print(console: "Console", answered: "RunAnswer") -> None:
     if answered.hint is not None:
         first.append(answered.hint)
     print_sentences(console, first)
-    if not answered.has_predictions:
+    if not answered.known:
         return
     notes: tuple[str, ...] = ()
     for name, table in answered.tables.items():

@@ -83,7 +83,7 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
     assert of(*far).refusals == ["No prediction for 32, 64 devices: too far."]
     tested = CellErrors((CellError("ddp-d4", "", 100.0, known_step, 100.0),))
     refused = RunAnswer(question, tested, (Predicted({}, far[0]),))
-    assert not refused.has_predictions
+    assert not refused.known
     (table,) = refused.tables.values()
     assert table.rows == (("No prediction for 32 devices: too far.",),)
     some = of(known_step, *far)
