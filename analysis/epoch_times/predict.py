@@ -89,12 +89,8 @@ def _series(timed: Sequence[EpochTime]) -> list[list[EpochTime]]:
     def study(row: EpochTime) -> tuple[object, ...]:
         return row.study, row.run, row.batch_size
 
-    baselines = []
-    several = []
-    for row in timed:
-        is_baseline = traits_of(row.strategy).baseline
-        rows = baselines if is_baseline else several
-        rows.append(row)
+    baselines = [row for row in timed if traits_of(row.strategy).baseline]
+    several = [row for row in timed if not traits_of(row.strategy).baseline]
     series = grouped(((*study(row), row.strategy, row.batch_size_is), row) for row in several)
     for rows in series.values():
         if all(row.devices > 1 for row in rows):

@@ -90,7 +90,7 @@ def _notes(
 
 def _falls(shown: Sequence[CollectiveForecast], measured: Sequence[Timed]) -> bool:
     """Whether a predicted time is below another of no larger size on no more devices and nodes."""
-    times = [*shown, *measured]
+    times: list[CollectiveForecast | Timed] = [*shown, *measured]
     return any(
         _is_less(other, row) and (other.time_us or 0.0) > (row.time_us or 0.0)
         for row in shown
