@@ -89,8 +89,12 @@ def _series(timed: Sequence[EpochTime]) -> list[list[EpochTime]]:
     def study(row: EpochTime) -> tuple[object, ...]:
         return row.study, row.run, row.batch_size
 
-    baselines = [row for row in timed if traits_of(row.strategy).baseline]
-    several = [row for row in timed if not traits_of(row.strategy).baseline]
+    baselines: list[EpochTime] = []
+    several: list[EpochTime] = []
+    for row in timed:
+        is_baseline = traits_of(row.strategy).baseline
+        rows = baselines if is_baseline else several
+        rows.append(row)
     series = grouped(((*study(row), row.strategy, row.batch_size_is), row) for row in several)
     for rows in series.values():
         if all(row.devices > 1 for row in rows):
@@ -229,14 +233,17 @@ def _measured_seconds(target: EpochTime, rows: Sequence[EpochTime]) -> float | N
 
 
 def _best(target: EpochTime, rows: Sequence[EpochTime]) -> BestLaw | None:
-    constant, line, ring = _laws(target, rows)
+    laws = _laws(target, rows)
     counts = np.array([row.devices for row in rows], dtype=float)
     seconds = np.array([row.epoch_seconds for row in rows], dtype=float)
-    best = best_law((constant, line, ring), counts, seconds, target.devices)
+    best = best_law(laws, counts, seconds, target.devices)
     if best is None or best.error > MISSED or len(set(counts)) > 2:
         return best
+    _, line, _ = laws
     through_both = line.at_target(seconds)
-    return None if through_both is None else replace(best, law=line.name, value=through_both)
+    if through_both is None:
+        return None
+    return replace(best, law=line.name, value=through_both)
 
 
 def prediction_tables(predicted: Sequence[Predicted]) -> list[TextTable]:
