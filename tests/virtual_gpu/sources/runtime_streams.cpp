@@ -22,7 +22,7 @@ struct Event {
 };
 
 using GraphHandle = std::shared_ptr<Graph>;
-constexpr useconds_t POLL_US = 50;
+constexpr useconds_t EVENT_POLL_US = 50;
 
 std::shared_ptr<Mark> mark_of(cudaEvent_t event) {
     std::lock_guard guard(clock_lock);
@@ -189,7 +189,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     Call call(CUPTI_RUNTIME_TRACE_CBID_cudaEventSynchronize_v3020);
     std::shared_ptr<Mark> mark = mark_of(event);
-    for (; mark; usleep(POLL_US)) {
+    for (; mark; usleep(EVENT_POLL_US)) {
         if (cudaError_t error = broken()) return error;
         std::lock_guard guard(clock_lock);
         resolve_all();
