@@ -49,15 +49,16 @@ running: list[pytest.Item] = []
 # a shared machine pauses for longer than any deadline
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-# A shell starts what runs in the background so that it ignores Ctrl-C, which children would
-# inherit.
+# Children would inherit that a shell's job in the background ignores Ctrl-C, and one of nohup
+# SIGHUP; a handler they do not inherit.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
