@@ -1,5 +1,5 @@
-"""Training scripts one after another in this rank of a job, each as it is and then attached to:
-torch is loaded once.
+"""Training scripts one after another in this rank of a job, attached to, and each file first as it
+is, with the first of its arguments: torch is loaded once.
 
 python every_script.py OUT CASES: CASES is JSON, for each name the script with its arguments. The
 output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
@@ -52,6 +52,7 @@ def printed(
 def main() -> None:
     out, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
     rank = os.environ.get("RANK", "0")
+    ran_bare: set[str] = set()
     for name, command in cases.items():
         began_s = perf_counter()
         (out / name).mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,10 @@ def main() -> None:
             steps=TIMED,
             traced_steps=TRACED,
         )
-        bare, _ = printed(command, out / name / "port_bare", None)
+        bare = None
+        if command[0] not in ran_bare:
+            bare, _ = printed(command, out / name / "port_bare", None)
+            ran_bare.add(command[0])
         attached, notes = printed(command, out / name / "port_attached", settings)
         result = {
             "bare": bare,

@@ -60,12 +60,12 @@ SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 
 def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, Job]:
-    """The cell of each script; its output must be the same with and without dpscope."""
+    """The cell of each script."""
     notes = run_scripts(out, commands, processes)
     assert notes == {name: [[] for _ in range(processes)] for name in commands}
     for name in commands:
         printed = [
-            json.loads((out / name / f"rank{rank}.json").read_text())["bare"]
+            json.loads((out / name / f"rank{rank}.json").read_text())["attached"]
             for rank in range(processes)
         ]
         assert [bool(text) for text in printed] == [rank == 0 for rank in range(processes)]
