@@ -88,7 +88,6 @@ def printed(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("moment", "victim", "number", "expected"),
     [
-        ("trains", "dpscope", signal.SIGKILL, -9),
         ("trains", "torchrun", signal.SIGKILL, 137),
         ("torchrun starts", "dpscope", signal.SIGKILL, -9),
         ("ranks start", "dpscope", signal.SIGHUP, 129),

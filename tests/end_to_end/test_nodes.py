@@ -1,8 +1,7 @@
-"""`dpscope` on two hosts: one command on each; cells over both, losses, preemption, resuming. Skips
-without root.
+"""`dpscope` on two hosts: one command on each; cells over both, and losses. A training that is
+preempted and goes on: test_slurm.py. Skips without root.
 """
 
-import json
 import os
 import signal
 import statistics
@@ -20,7 +19,6 @@ from dpscope.analysis.costs.node_rates import rate_between, rate_within
 from dpscope.launch.nodes.board import LOST_S
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.folders import RunFolder
-from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import LIMIT_S, TINY, NodeCommand
 from tests.helpers.paths import ROOT, USER_MODELS
@@ -262,46 +260,3 @@ def test_a_killed_agent_or_worker_ends_everything_on_both_hosts(
     assert statuses == [1, 1]
     expected = "crashed: rank 1 was killed by signal 9 (SIGKILL, often the kernel's out-of-memory killer) on node 1 (host2)"
     assert message.startswith(expected)
-
-
-def test_preempted_on_all_hosts_a_training_saves_itself_and_the_same_command_goes_on(
-    hosts: list[Host], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    options = (
-        *(
-            "train",
-            "--device",
-            "cpu",
-            "--strategy",
-            "ddp",
-            "--devices",
-            "2x1",
-            "--model",
-            "tiny_models:slow",
-        ),
-        *(
-            "--data",
-            "fake",
-            "--batch-size",
-            "4",
-            "--samples",
-            "200",
-            "--epochs",
-            "2",
-            "--timeout",
-            "200",
-        ),
-    )
-    first = NodeCommand(hosts, out, *options)
-    cells = out / "training"
-    wait_until(lambda: any(cells.glob("ddp-d2-n2-b2/seed0/epochs.json")), timeout_s=150)
-    first.send(signal.SIGTERM, 1, 0)
-    assert first.wait(ENDS_WITHIN_S) == [143, 143], first.everything()
-    wait_until(lambda: processes_of(out) == [], timeout_s=15)
-    again = NodeCommand(hosts, out, *options)
-    assert again.wait() == [0, 0], again.everything()
-    assert "1 of 2" in again.printed(0)  # epochs trained, in the plan
-    records = [one for one in TrainFolder(out).log().epochs if one.cell == "ddp-d2-n2-b2"]
-    assert [one.epoch for one in records] == [1, 2]
-    assert json.loads((out / "train_manifest.json").read_text())["hosts"][1]["hostname"] == "host2"

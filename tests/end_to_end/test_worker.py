@@ -84,24 +84,17 @@ def test_two_torchruns_measure_one_cell(out: Path) -> None:
     ):
         (begun / name).parent.mkdir(parents=True, exist_ok=True)
         (begun / name).write_text("left")
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=2",
-            "--nproc-per-node=1",
-            "--rdzv-backend=c10d",
-        ),
-        *(
-            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-            "--rdzv-id=two",
-            "--local-addr=127.0.0.1",
-            str(WORKER),
-            assigned(out, "ddp-d2-n2-b2"),
-        ),
+    torchrun = [sys.executable, "-m", "dpscope.launch.torchrun", "--nnodes=2", "--nproc-per-node=1"]
+    meeting = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    program = [str(WORKER), assigned(out, "ddp-d2-n2-b2")]
+    nodes = [
+        subprocess.Popen(
+            [*torchrun, *meeting, f"--node-rank={node}", *program],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
     ]
-    nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         errors = [node.communicate(timeout=100)[1] for node in nodes]
     finally:
