@@ -108,7 +108,7 @@ CAUSES = {
         of_set_up=False,
     ),
     "find_unused_parameters": Cause(
-        "omit find_unused_parameters if every parameter is used, or use --static-graph",
+        "omit find_unused_parameters if every parameter is used, or use --ddp-args static_graph=true",
         "omit find_unused_parameters if every parameter is used, or set DDP's static_graph=True",
         of_set_up=False,
     ),

@@ -101,8 +101,6 @@ def setting_option(declared: Setting, command: str = "") -> Any:
 
 def _option_type(declared: Setting) -> Any:
     """What the command line reads; text is read with the file's settings."""
-    if declared.switch:
-        return bool
     if declared.text is not None:
         return str
     return declared.kind if declared.listed or declared.kind in (bool, int, float) else str

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from dpscope.launch.jobs.process_group import limit_all_groups
 from dpscope.launch.workload.host_data_parallel import HostDataParallel
 from dpscope.profiling.instruments.trace_recorder import named_range
-from dpscope.profiling.records.matrix import DDP_SWITCHES, CommHook
+from dpscope.profiling.records.matrix import CommHook
 from dpscope.profiling.records.range_names import GATHER, PARALLEL_APPLY, REPLICATE, SCATTER
 from dpscope.profiling.records.run import Cell, CellOptions, Compilation, ShardedUnit
 from dpscope.profiling.records.strategies import (
@@ -298,7 +298,7 @@ def _distributed(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
-        **_switches(options),
+        **_buffer_arguments(options),
         **_further_arguments(options, device),
     )
     state = None
@@ -316,15 +316,11 @@ def _distributed(
     return wrapped
 
 
-def _switches(options: CellOptions) -> dict[str, Any]:
-    """DDP's arguments that differ from the default: torch 2.15 warns about broadcast_buffers, for
-    which 2.8 has no other name.
+def _buffer_arguments(options: CellOptions) -> dict[str, bool]:
+    """broadcast_buffers only where it is off: torch 2.15 warns about it, and 2.8 has no other name
+    for it.
     """
-    values = {argument: getattr(options, name) for name, argument in DDP_SWITCHES.items()}
-    defaults = {argument: getattr(CellOptions(), name) for name, argument in DDP_SWITCHES.items()}
-    return {
-        argument: value == "on" for argument, value in values.items() if value != defaults[argument]
-    }
+    return {} if options.broadcast_buffers == "on" else {"broadcast_buffers": False}
 
 
 def _further_arguments(options: CellOptions, device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dpscope.profiling.attached.interception import Patch
-from dpscope.profiling.records.matrix import DDP_SWITCHES, Amp, CommHook
+from dpscope.profiling.records.matrix import Amp, CommHook
 from dpscope.profiling.records.run import CellOptions
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
 from dpscope.profiling.records.typed_text import MIB
@@ -20,6 +20,8 @@ _HOOKS: dict[str, CommHook] = {
     "bf16_compress_hook": "bf16",
     "powerSGD_hook": "powersgd",
 }
+# arguments of DDP that are off by default
+_DDP_FLAGS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 # by FullyShardedDataParallel's `sharding_strategy`, where it is not FULL_SHARD
 _SHARDING: dict[str, CellStrategy] = {
     "SHARD_GRAD_OP": "fsdp-no-reshard",
@@ -160,17 +162,13 @@ def options_of(
     if not detected.ddp:
         return CellOptions(accumulate=micro_batches, amp=amp)
     model = detected.ddp[0]
-    defaults = CellOptions()
-    switches: dict[str, Any] = {
-        name: "on" if getattr(model, argument, getattr(defaults, name) == "on") else "off"
-        for name, argument in DDP_SWITCHES.items()
-    }
+    flags = [f"{name}=true" for name in _DDP_FLAGS if getattr(model, name, False)]
     cap = None if getattr(model, "bucket_bytes_cap_default", True) else model.bucket_bytes_cap / MIB
     return CellOptions(
         bucket_mb=cap,
         comm_hook=_HOOKS.get(log.hooks.get(model, ""), "none"),
         accumulate=micro_batches,
         amp=amp,
-        ddp_args="find_unused_parameters=true" if model.find_unused_parameters else "default",
-        **switches,
+        broadcast_buffers="on" if getattr(model, "broadcast_buffers", True) else "off",
+        ddp_args=" ".join(flags) or "default",
     )

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -177,10 +177,9 @@ class Variants(ConfigPart, frozen=True):
     numbers ascending.
 
     To add an option of DDP: a field here, one of `CellOptions` (run.py) with its word in the cell's
-    name, and a row in docs/variants.md. A switch of DDP's constructor states it as `argument`: wrapping,
-    what `attach` detects and refusals in `--ddp-args` follow. Others are used in
-    launch/workload/strategies.py. One that changes what DDP moves, or how it cuts its buckets, needs
-    its check in analysis/runs/traffic_check.py.
+    name, and a row in docs/variants.md. It is used in launch/workload/strategies.py; `argument` names
+    DDP's argument, which --ddp-args then refuses. One that changes what DDP moves, or how it cuts its
+    buckets, needs its check in analysis/runs/traffic_check.py.
     """
 
     heading: ClassVar[str] = COMPARED
@@ -200,15 +199,6 @@ class Variants(ConfigPart, frozen=True):
     amp_variants: tuple[Amp, ...] = ()
     broadcast_buffers: tuple[Switch, ...] = setting(
         ("on",), "on, off, or on,off", argument="broadcast_buffers"
-    )
-    static_graph: tuple[Switch, ...] = setting(
-        ("off",), "DDP: the graph never changes", switch=True, argument="static_graph"
-    )
-    gradient_as_bucket_view: tuple[Switch, ...] = setting(
-        ("off",),
-        "DDP: gradients live in the buckets",
-        switch=True,
-        argument="gradient_as_bucket_view",
     )
     comm_hook: tuple[CommHook, ...] = setting(
         ("none",),
@@ -254,18 +244,12 @@ class Variants(ConfigPart, frozen=True):
 
 VARIANTS = tuple(name for name in Variants.__struct_fields__ if name != "amp_variants")
 """Those that hold every value, the default too where it is wanted; each has one at least."""
-SWITCHES = tuple(
-    name
-    for name, declared in declarations(Variants).items()
-    if declared.choices == get_args(Switch)
-)
 DDP_ARGUMENTS = {
     name: declared.argument
     for name, declared in declarations(Variants).items()
     if declared.argument
 }
 """The argument of DistributedDataParallel that a variant is."""
-DDP_SWITCHES = {name: argument for name, argument in DDP_ARGUMENTS.items() if name in SWITCHES}
 DDP_VARIANTS = tuple(name for name in VARIANTS if name not in ("accumulate", "compile"))
 
 
@@ -408,6 +392,9 @@ class ResolvedMatrix(Matrix, frozen=True, kw_only=True):
     devices: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     ddp_alone: bool = True
+    # in folders of earlier versions; --ddp-args has them now
+    static_graph: tuple[Switch, ...] = ("off",)
+    gradient_as_bucket_view: tuple[Switch, ...] = ("off",)
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -42,7 +42,6 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
     help_of: Mapping[str, str] = {}  # by command, where it differs
     option: str = ""  # the parameter's name, where it is not the field's
     heading: str = ""  # where it is not the part's
-    switch: bool = False  # --x/--no-x in place of --x on,off
     argument: str = ""  # of DistributedDataParallel, where the setting is one
     listed: bool = False  # the command line refuses other values than the type's, and lists them
     # where it does not follow from the type; None: a single value is no text

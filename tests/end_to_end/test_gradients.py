@@ -20,12 +20,13 @@ from tests.helpers.ranks import run_ranks
 from tests.user_models import gradients as script
 
 LAYERED, DOUBLE = "tiny_models:layered", "tiny_models:double"
+VIEWS, STATIC = "gradient_as_bucket_view=true", "static_graph=true"
 EXACT = {
     "no overlap": CellOptions(overlap="off"),
     "small buckets": CellOptions(bucket_mb=1),
-    "bucket views": CellOptions(gradient_as_bucket_view="on"),
-    "static graph": CellOptions(static_graph="on"),
-    "all of them": CellOptions(overlap="off", gradient_as_bucket_view="on", static_graph="on"),
+    "bucket views": CellOptions(ddp_args=VIEWS),
+    "static graph": CellOptions(ddp_args=STATIC),
+    "all of them": CellOptions(overlap="off", ddp_args=f"{VIEWS} {STATIC}"),
     # batch norm trains on its own batch's statistics
     "local buffers": CellOptions(broadcast_buffers="off"),
 }
@@ -37,9 +38,7 @@ MICRO = {
     "two": CellOptions(accumulate=2),
     "eight": CellOptions(accumulate=8),
     "uneven": CellOptions(accumulate=3),
-    "static graph, bucket views": CellOptions(
-        accumulate=4, static_graph="on", gradient_as_bucket_view="on"
-    ),
+    "static graph, bucket views": CellOptions(accumulate=4, ddp_args=f"{STATIC} {VIEWS}"),
 }
 
 

@@ -34,7 +34,7 @@ TRACED = 2  # one more than requested
 FIRST, MIDDLE, LAST = 8_192 + 1_048_576, 1_048_576, 4_096 + 393_216
 ALL = FIRST + MIDDLE + LAST
 BUFFERS = [2 * 2_048, 8]
-COMPRESSED = "hook-fp16-bucket-view-static-graph-buffers-off-accumulate-2"
+COMPRESSED = "hook-fp16-buffers-off-accumulate-2-gradient_as_bucket_view-true-static_graph-true"
 
 
 def measured(out: Path, **flags: object) -> RunData:
@@ -51,8 +51,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
     settings: dict[str, dict[str, object]] = {
         "buckets": {"strategy": "ddp", "overlap": "on,off"},
         "compressed": {
-            "strategy": "dp,ddp", "accumulate": 2, "comm_hook": "fp16", "gradient_as_bucket_view": True, "static_graph": True,
-            "broadcast_buffers": "off",
+            "strategy": "dp,ddp", "accumulate": 2, "comm_hook": "fp16", "broadcast_buffers": "off",
+            "ddp_args": "gradient_as_bucket_view=true static_graph=true",
         },
         "brain": {"strategy": "ddp", "comm_hook": "bf16", "bucket_mb": 1},
     }  # fmt: skip

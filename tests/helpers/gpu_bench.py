@@ -61,8 +61,8 @@ OPTIONS_ON_ALL: dict[str, tuple[str, ...]] = {
         "ddp",
         "--bucket-mb",
         "1,25",
-        "--gradient-as-bucket-view",
-        "--static-graph",
+        "--ddp-args",
+        "gradient_as_bucket_view=true static_graph=true",
     ),
     "compile": ("--strategy", "ddp", "--compile", "default"),
 }

@@ -24,7 +24,7 @@ def test_only_cells_that_a_scenario_describes_show_the_error(
     monkeypatch.setitem(STRATEGIES, "ddp-hooked", replace(STRATEGIES["ddp"], plainer="ddp"))
     other = [
         optioned(cell, 1, **one)
-        for one in ({"amp": "bf16"}, {"compile": "default"}, {"static_graph": "on"})
+        for one in ({"amp": "bf16"}, {"compile": "default"}, {"ddp_args": "static_graph=true"})
     ]
     other.append(in_cell(cell, msgspec.structs.replace(cell.cell, strategy="ddp-hooked")))
     alike = [

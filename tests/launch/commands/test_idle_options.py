@@ -30,7 +30,7 @@ MEASURING = (
 )
 OF_DDP = (
     "--comm-hook fp16 --nccl-engine legacy --bucket-mb 5 --ddp-args batched_grad_copy=true --overlap off "
-    "--gradient-as-bucket-view --static-graph --broadcast-buffers off"
+    "--broadcast-buffers off"
 )
 LIMITS = "--max-bytes 1000000 --max-events 1000000"
 DETAIL = "--verbose --quiet --figures svg --open"
