@@ -10,11 +10,10 @@ from dpscope.analysis.cells.traced import compute_us, idle_us
 from dpscope.analysis.cells.view import CellView, CpuPeaks, Group, if_known, once, quotient
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.traces.ranks.job import TRACES_ALONE, Job
-from dpscope.profiling.machine.gpu_speed import FP32, HALF, TF32, GpuSpeed, gpu_speed
+from dpscope.profiling.machine.gpu_speed import GpuSpeed, gpu_speed
 from dpscope.profiling.records.finding import grouped
-from dpscope.profiling.records.run import Precision, StepFlops
+from dpscope.profiling.records.run import StepFlops
 
-_BOUNDS: dict[Precision, int] = {"fp32": FP32, "tf32": TF32, "half": HALF, "bf16": HALF}
 NO_CPU_PEAK = "no matrix product was timed: a script, traces alone, or a run of an older version"
 
 DEVICE = Group("device", "How much of a device is used", needs=measured)
@@ -98,7 +97,7 @@ def least_step_us(flops: StepFlops, speed: GpuSpeed) -> float:
     """
     products = (flops.total or 0) - flops.convolutions
     rates = (
-        speed.rate(_BOUNDS[precision])
+        speed.tflops(precision)
         for precision in (flops.product_precision, flops.convolution_precision)
     )
     return (

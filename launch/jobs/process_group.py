@@ -4,12 +4,9 @@ import math
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from dpscope.launch.jobs.worker_process import TorchrunPlace
 from dpscope.profiling.machine.environment import ENGINE_VARIABLE, default_engine
@@ -89,23 +86,11 @@ def join_process_group(
     Raises DpscopeError if torch cannot run NCCL on the chosen engine.
     """
     timeout = _Limit.of_collectives = timedelta(seconds=timeout_s)
-    place: dict[str, Any] = {}
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # hosts count their own restarts
-    if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torch 2.15 keeps one store for all attempts, which still holds the addresses of processes
-        # that have ended.
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        place = {
-            "store": PrefixStore(f"attempt_{attempt}", store),
-            "rank": rank,
-            "world_size": world_size,
-        }
     if device.type == "cuda":
         choose_nccl_engine(engine)
-        distributed.init_process_group("nccl", timeout=timeout, device_id=device, **place)
+        distributed.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
-        distributed.init_process_group("gloo", timeout=timeout, **place)
+        distributed.init_process_group("gloo", timeout=timeout)
 
 
 def choose_nccl_engine(engine: NcclEngine) -> None:

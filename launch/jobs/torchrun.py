@@ -49,7 +49,6 @@ class Job:
     threads: int  # of each process
     processes: int = 1
     nodes: int = 1  # among which the processes are divided
-    max_restarts: int = 0
     run: RunFolder | None = None  # by which its leftover processes can be found
     timeout_s: float = math.inf  # its time limit
     done: bool = False  # its result was there when it was planned
@@ -100,7 +99,7 @@ class Job:
                 *(meeting if self.nodes > 1 else ()),
             ),
             f"--nproc-per-node={self.per_node}",
-            *(f"--max-restarts={self.max_restarts}", "--role=rank", "--tee=3"),
+            *("--max-restarts=0", "--role=rank", "--tee=3"),
             f"--log-dir={self.folder.torchrun_path}",
             *self.program,
         )

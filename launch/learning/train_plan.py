@@ -243,9 +243,6 @@ def train_job(
         threads=threads,
         processes=cell.processes,
         nodes=cell.nodes,
-        # On several nodes, torchrun's agents would restart their processes independently: the same
-        # command resumes instead.
-        max_restarts=config.max_restarts if cell.nodes == 1 else 0,
         run=RunFolder(out.path),
         timeout_s=config.timeout_s,
         alike=cell.name,
@@ -280,11 +277,6 @@ def plan_trainings(
     if begun:
         trained = folder.manifest().config
         check_same_settings(f"--out {out}: holds trainings", trained, resolved, TRAINING_MAY_CHANGE)
-    if resolved.max_restarts > 0 and resolved.matrix.layouts:
-        raise DpscopeError(
-            f"--max-restarts {resolved.max_restarts} with --devices {','.join(resolved.matrix.layouts)}: a training over "
-            "several nodes is not restarted automatically; omit it, and give the same command again to resume from the checkpoint"
-        )
     plan = make_train_plan(resolved, devices.kind)
     threads = threads_per_process(resolved.matrix)
     jobs = []

@@ -81,9 +81,6 @@ def published_of(
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
-_REPLACED = {
-    "link_gbps": 'it is link now, with a unit: link = "25GB/s" (bytes) or link = "200Gb/s" (bits)'
-}
 _ALL = {**declarations(TrainConfig), **declarations(RunConfig)}
 
 
@@ -211,8 +208,6 @@ def _field_name(key: str, origin: str, declared: Mapping[str, Setting]) -> str:
     by_option = {
         declaration.option: field for field, declaration in declared.items() if declaration.help
     }
-    if name in _REPLACED:
-        raise DpscopeError(f"{origin}: {_REPLACED[name]}")
     if name not in by_option and name not in declared:
         if close := nearest(name, by_option):
             raise DpscopeError(f"{origin}: no such setting; did you mean {close[0]}?")

@@ -2,14 +2,12 @@
 only for its versions.
 """
 
-import importlib.metadata
 import itertools
 import os
 import platform
 import socket
 import statistics
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,12 +39,11 @@ _SLOWER_CLOCK = 0.95
 
 _GIT_TIMEOUT_S = 10.0  # a large checkout on a slow disk; then the commit is unknown
 
-_CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
+_CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvmlClockType_t, nvmlTemperatureSensors_t
 _QUERIES: dict[str, tuple[Any, ...]] = {
     "uuid": ("UUID",),
     "name": ("Name",),
     "sm_clock_mhz": ("ClockInfo", _CLOCK_SM),
-    "memory_clock_mhz": ("ClockInfo", _CLOCK_MEMORY),
     "max_sm_clock_mhz": ("MaxClockInfo", _CLOCK_SM),
     "temperature_c": ("Temperature", _TEMPERATURE_GPU),
     "pcie_generation": ("CurrPcieLinkGeneration",),
@@ -149,7 +146,7 @@ def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
             joined[name] = tuple(dict.fromkeys(itertools.chain(*values)))
         elif values and name in ("temperature_c", "pcie_generation", "pcie_width"):
             joined[name] = max(values)
-        elif values and name in ("sm_clock_mhz", "memory_clock_mhz", "power_w"):
+        elif values and name in ("sm_clock_mhz", "power_w"):
             joined[name] = statistics.median_low(values)
     return msgspec.structs.replace(states[-1], **joined)
 
@@ -223,7 +220,6 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
         memory_bytes=total_host_bytes(),
         python_version=platform.python_version(),
         torch_version=str(torch.__version__),
-        torchvision_version=_version("torchvision"),
         cuda_version=platform_version(torch.version),
         nccl_version=None if engine is None else ".".join(map(str, nccl.version())),
         nccl_engine=engine,
@@ -259,15 +255,6 @@ def default_engine(distributed: Any) -> str | None:
     second = getattr(distributed.distributed_c10d, "_create_nccl2_process_group", None)
     is_second = second is not None and registered is not None and registered.creator_fn is second
     return "ProcessGroupNCCL2" if is_second else "ProcessGroupNCCL"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        # torch built from source may come without a distribution
-        version = getattr(sys.modules.get(package), "__version__", None)
-        return None if version is None else str(version)
 
 
 def _cpu_name() -> str | None:

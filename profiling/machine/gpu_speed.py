@@ -1,93 +1,45 @@
-"""Specified compute rates and memory bandwidths of GPUs, with sources. Imports no torch.
+"""Specified compute rates of GPUs, by their data sheets. Imports no torch.
 
 Rates are for dense matrices; data sheets of newer GPUs print twice the rate, for sparse ones.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpscope.profiling.records.run import Precision
 
-MEMORY, FP32, TF32, HALF, HOST_LINK = range(5)
-"""The bound of a kernel: memory; matrix products in single precision, TF32 or half precision (fp16,
-bf16); the link to the host, whose rate is assumed not to depend on the GPU."""
-
 
 @dataclass(frozen=True)
 class GpuSpeed:
-    """One GPU model: memory in GB/s, matrix products in TFLOP/s; a GPU without TF32 has its
-    single-precision rate there.
+    """Matrix products of one GPU model in TFLOP/s; a GPU without TF32 has its single-precision rate
+    there.
     """
 
-    title: str
-    pattern: str  # of its name
-    memory_gb_per_s: float
-    tflops: tuple[float, float, float]  # single precision, TF32, half precision
-    other_source: str = ""  # than the data sheet of this title
+    names: str  # a pattern
+    fp32: float
+    tf32: float
+    half: float
     bf16: bool = True  # in units of its own; older GPUs emulate it
 
-    def rate(self, bound: int) -> float:
-        """The rate of a kernel with this bound; only ratios between two GPUs are meaningful."""
-        return (self.memory_gb_per_s, *self.tflops, 1.0)[bound]
+    def tflops(self, precision: Precision) -> float:
+        return {"fp32": self.fp32, "tf32": self.tf32}.get(precision, self.half)
 
 
-GPU_SPEEDS: Sequence[GpuSpeed] = (
-    GpuSpeed(
-        "P100 PCIe",
-        r"P100-PCIE-16GB|P100 PCIe",
-        732,
-        (9.3, 9.3, 18.7),
-        "NVIDIA Tesla P100 data sheet",
-        bf16=False,
-    ),
-    GpuSpeed(
-        "V100 SXM2",
-        r"V100[- ]SXM2([- ](16|32)GB)?",
-        900,
-        (15.7, 15.7, 125),
-        "NVIDIA Tesla V100 data sheet",
-        bf16=False,
-    ),
-    GpuSpeed(
-        "V100 PCIe",
-        r"V100[- ]PCIE([- ](16|32)GB)?",
-        900,
-        (14.0, 14.0, 112),
-        "NVIDIA Tesla V100 data sheet",
-        bf16=False,
-    ),
-    GpuSpeed("T4", r"T4", 300, (8.1, 8.1, 65), bf16=False),
-    GpuSpeed(
-        "A100 SXM4 40GB", r"A100[- ]SXM4?[- ]40GB", 1555, (19.5, 156, 312), "NVIDIA A100 data sheet"
-    ),
-    GpuSpeed(
-        "A100 SXM4 80GB", r"A100[- ]SXM4?[- ]80GB", 2039, (19.5, 156, 312), "NVIDIA A100 data sheet"
-    ),
-    GpuSpeed(
-        "A100 PCIe 40GB",
-        r"A100-PCIE-40GB|A100 PCIe 40GB",
-        1555,
-        (19.5, 156, 312),
-        "NVIDIA A100 data sheet",
-    ),
-    GpuSpeed(
-        "A100 PCIe 80GB",
-        r"A100 80GB PCIe|A100 PCIe 80GB",
-        1935,
-        (19.5, 156, 312),
-        "NVIDIA A100 data sheet",
-    ),
-    GpuSpeed("A10", r"A10", 600, (31.2, 62.5, 125)),
-    GpuSpeed("A30", r"A30", 933, (10.3, 82, 165)),
-    GpuSpeed("A40", r"A40", 696, (37.4, 74.8, 149.7)),
-    GpuSpeed("L4", r"L4", 300, (30.3, 60, 121)),
-    GpuSpeed("L40S", r"L40S", 864, (91.6, 183, 362)),
-    GpuSpeed(
-        "H100 SXM5", r"H100 80GB HBM3|H100[- ]SXM5?", 3350, (67, 495, 989), "NVIDIA H100 data sheet"
-    ),
-    GpuSpeed("H100 PCIe", r"H100 PCIe", 2000, (51, 378, 756), "NVIDIA H100 data sheet"),
-    GpuSpeed("H200 SXM", r"H200|H200 SXM", 4800, (67, 495, 989), "NVIDIA H200 data sheet"),
+# A MIG instance has a longer name: its share of the GPU's rate is not specified.
+GPU_SPEEDS = (
+    GpuSpeed(r"P100-PCIE-16GB|P100 PCIe", 9.3, 9.3, 18.7, bf16=False),
+    GpuSpeed(r"V100[- ]SXM2([- ](16|32)GB)?", 15.7, 15.7, 125, bf16=False),
+    GpuSpeed(r"V100[- ]PCIE([- ](16|32)GB)?", 14.0, 14.0, 112, bf16=False),
+    GpuSpeed(r"T4", 8.1, 8.1, 65, bf16=False),
+    GpuSpeed(r"A100([- ](SXM4?|PCIE)[- ](40|80)GB| 80GB PCIe)?", 19.5, 156, 312),
+    GpuSpeed(r"A10", 31.2, 62.5, 125),
+    GpuSpeed(r"A30", 10.3, 82, 165),
+    GpuSpeed(r"A40", 37.4, 74.8, 149.7),
+    GpuSpeed(r"L4", 30.3, 60, 121),
+    GpuSpeed(r"L40S", 91.6, 183, 362),
+    GpuSpeed(r"H100 80GB HBM3|H100[- ]SXM5?", 67, 495, 989),
+    GpuSpeed(r"H100 PCIe", 51, 378, 756),
+    GpuSpeed(r"H200|H200 SXM", 67, 495, 989),
 )
 
 
@@ -96,9 +48,8 @@ def gpu_speed(name: str | None) -> GpuSpeed | None:
     GPU_SPEEDS.
     """
     words = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
-    return next(
-        (speed for speed in GPU_SPEEDS if re.fullmatch(speed.pattern, words, re.IGNORECASE)), None
-    )
+    matches = (speed for speed in GPU_SPEEDS if re.fullmatch(speed.names, words, re.IGNORECASE))
+    return next(matches, None)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class DeviceState(Stored, frozen=True):
     uuid: str | None = None
     name: str | None = None
     sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None  # in folders of earlier versions
     max_sm_clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
@@ -208,7 +208,6 @@ class Environment(Stored, frozen=True):
     memory_bytes: int | None
     python_version: str
     torch_version: str | None
-    torchvision_version: str | None
     cuda_version: str | None  # the one torch was built with, or "ROCm" and its version
     nccl_version: str | None
     driver_version: str | None
@@ -218,6 +217,7 @@ class Environment(Stored, frozen=True):
     interconnect: Interconnect | None = None  # links of the visible GPUs; None: without NVML
     nccl_engine: str | None = None  # class that runs NCCL unless a cell chooses; None: no NCCL
     commit: Commit | None = None  # of the measured code; None: not in git
+    torchvision_version: str | None = None  # in folders of earlier versions
 
     def __post_init__(self) -> None:
         """Without secrets."""

@@ -111,12 +111,6 @@ class TrainConfig(Config, frozen=True):
     eval_batch_size: int = setting(
         256, "samples a device tests at a time", heading=AMOUNT, check=at_least(1)
     )
-    max_restarts: int = setting(
-        0,
-        "times torchrun restarts a failed training from its checkpoint",
-        heading=AMOUNT,
-        check=at_least(0),
-    )
     timeout_s: float = setting(
         7 * 24 * 3600.0,
         "seconds one training may take",
@@ -130,6 +124,7 @@ class ResolvedTrainConfig(TrainConfig, frozen=True, kw_only=True):
     """What will be trained: a configuration with nothing left to choose for this machine."""
 
     matrix: ResolvedMatrix
+    max_restarts: int = 0  # in folders of earlier versions
 
 
 class PlannedTraining(Stored, frozen=True):

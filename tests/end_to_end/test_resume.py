@@ -64,8 +64,8 @@ def train_here(out: Path, **flags: object) -> TrainJob:
     return job
 
 
-def train(out: Path, model: str, **flags: object) -> None:
-    """Train under DDP on three processes."""
+def train(out: Path, model: str) -> bool:
+    """Train under DDP on three processes; returns whether that succeeded."""
     config = load_train_config(
         None,
         {
@@ -74,11 +74,10 @@ def train(out: Path, model: str, **flags: object) -> None:
             "devices": 3,
             "model": f"resumed_models:{model}",
             "timeout": 200,
-            **flags,
         },
     )
-    outcome = run_trainings(config, out, False, Console(quiet=True))
-    assert outcome.ok, outcome.results
+    with light_jobs():
+        return run_trainings(config, out, False, Console(quiet=True)).ok
 
 
 def training(out: Path) -> TrainingFolder:
@@ -168,13 +167,10 @@ def test_stopped_in_the_middle_of_an_epoch_or_after_one(
 
 def test_ddp_stopped_and_killed_ends_as_one_that_ran_straight_through(tmp_path: Path) -> None:
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
-    train(killed, "stopped_and_killed", max_restarts=2)
-    with light_jobs():
-        train(straight, "stopped_and_killed")  # the markers prevent a second time
+    ended_well = [train(killed, "stopped_and_killed") for _ in range(3)]
+    assert ended_well == [False, False, True]
+    assert train(straight, "stopped_and_killed")  # the markers prevent a second time
     assert {path.name for path in tmp_path.glob("marker-*")} == {"marker-SIGTERM", "marker-SIGKILL"}
-    log = next((killed / "training").glob("*/seed0/log.txt")).read_text()
-    # by the signal, then by the kill, or first in a neighbour, which lost its peer
-    assert log.count("failed (exitcode: ") == 2
     assert_same_bits(killed, straight)
 
 

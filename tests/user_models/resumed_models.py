@@ -40,12 +40,13 @@ class Event(NamedTuple):
     step: int
     number: signal.Signals
     rank: int = 0
-    start: int = 0  # of its job, by torchrun
+    start: int = 0  # so many events have happened before the process starts
 
 
 def _interrupted(model: nn.Module, *events: Event) -> nn.Module:
     """Sends itself signals, each once, also over several starts."""
-    here = tuple(int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    prefix = Path(os.environ[MARKER_VARIABLE])
+    here = int(os.environ.get("RANK", "0")), len(list(prefix.parent.glob(f"{prefix.name}-*")))
     own = [event for event in events if here == (event.rank, event.start)]
 
     def before(model: nn.Module, inputs: object) -> None:

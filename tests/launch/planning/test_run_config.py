@@ -150,7 +150,6 @@ def test_a_mistake_is_named_with_its_fix(flags: dict[str, object], expected: lis
         ('devices = ["two"]', "devices = two: must be a list of values, each a whole number"),
         ("model = 3", "must be text"),
         ("link = 25", "link = 25 has no unit: write 25GB/s"),
-        ("link_gbps = 25.0", r'link = "25GB/s" \(bytes\) or link = "200Gb/s" \(bits\)'),
         (
             'batch_size = "8"\nbatch-size = "16"',
             "batch_size: set again as batch-size; keep one of them",

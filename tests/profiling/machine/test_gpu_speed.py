@@ -2,32 +2,24 @@
 
 import pytest
 
-from dpscope.profiling.machine.gpu_speed import GPU_SPEEDS, MEMORY, TF32, gpu_speed, parse_flops
+from dpscope.profiling.machine.gpu_speed import gpu_speed, parse_flops
+from dpscope.profiling.records.run import Precision
 
-TITLES = {
-    "NVIDIA H100 80GB HBM3": "H100 SXM5", "H100 SXM": "H100 SXM5", "NVIDIA H100 PCIe": "H100 PCIe",
-    "NVIDIA A100-SXM4-40GB": "A100 SXM4 40GB", "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB",
-    "Tesla V100-SXM2-16GB": "V100 SXM2", "Tesla T4": "T4", "NVIDIA L40S": "L40S",
-    # there are several A100, with different memories
-    "A100": None, "NVIDIA A10G": None, None: None,
+RATES: dict[tuple[str, Precision], float] = {
+    ("NVIDIA H100 80GB HBM3", "tf32"): 495, ("H100 SXM", "bf16"): 989, ("NVIDIA H100 PCIe", "half"): 756,
+    ("NVIDIA A100-SXM4-40GB", "tf32"): 156, ("NVIDIA A100 80GB PCIe", "fp32"): 19.5, ("A100", "half"): 312,
+    ("Tesla V100-SXM2-16GB", "tf32"): 15.7, ("Tesla T4", "half"): 65, ("NVIDIA L40S", "bf16"): 362,
 }  # fmt: skip
 
 
-def test_names() -> None:
-    found = {name: gpu_speed(name) for name in TITLES}
-    assert {name: speed.title if speed else None for name, speed in found.items()} == TITLES
+def test_rates() -> None:
+    speeds = {name: gpu_speed(name) for name, _ in RATES}
+    assert {key: speed.tflops(key[1]) for key in RATES if (speed := speeds[key[0]])} == RATES
 
 
-def test_a_gpu_without_tf32_computes_it_in_single_precision() -> None:
-    old, new = gpu_speed("V100 SXM2"), gpu_speed("A100 SXM4 80GB")
-    assert old is not None
-    assert new is not None
-    assert new.rate(TF32) / old.rate(TF32) == pytest.approx(156 / 15.7)
-    assert new.rate(MEMORY) / old.rate(MEMORY) == pytest.approx(2039 / 900)
-
-
-def test_every_title_is_a_name() -> None:
-    assert all(gpu_speed(one.title) is one for one in GPU_SPEEDS)
+@pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", None])
+def test_other_gpus_and_their_parts_are_unknown(name: str | None) -> None:
+    assert gpu_speed(name) is None
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1T", "fast", "1T:int8", "1e400", "nan"])
