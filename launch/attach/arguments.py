@@ -40,8 +40,10 @@ class _Parser(argparse.ArgumentParser):
 def attachment(arguments: Sequence[str]) -> Attachment:
     """The attachment for these arguments; raises DpscopeError for invalid ones."""
     given = vars(_parser().parse_args(arguments))
-    out, work_folder = given.pop("out"), given.pop("work_folder")
-    module, script = given.pop("module"), given.pop("script")
+    out = given.pop("out")
+    work_folder = given.pop("work_folder")
+    module = given.pop("module")
+    script = given.pop("script")
     command = ("-m", *module) if module is not None else tuple(script[script[:1] == ["--"] :])
     if out is None:
         raise DpscopeError(

@@ -230,7 +230,8 @@ def record_jobs(out: Path, ends: Sequence[JobEnd]) -> None:
     """Update the run's manifest: add jobs that were not measured; remove those now measured."""
     if not is_run_folder(out):
         return
-    run, code = RunFolder(out), AttachCode.JOB_NOT_MEASURED
+    run = RunFolder(out)
+    code = AttachCode.JOB_NOT_MEASURED
     manifest = run.manifest()
     # A finding about a job stays until the job is run again.
     ended = {end.job.label for end in ends}

@@ -23,7 +23,8 @@ def run_script(
     the current one. Output and exit status are the script's: an exception is printed from the
     script's first frame on, and ends this process with status 1.
     """
-    exit_at_once, process_id = os._exit, os.getpid()
+    exit_at_once = os._exit
+    process_id = os.getpid()
 
     def exit_after_saving(status: int) -> NoReturn:
         if os.getpid() == process_id:  # not a forked child, such as a loader worker

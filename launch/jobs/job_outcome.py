@@ -99,10 +99,12 @@ def _fullest_memory() -> float:
 
 
 def write_failure(folder: Path, node: int, rank: int, error: BaseException) -> None:
-    text, first_line = f"{type(error).__name__}: {error}", error_line(error)
+    text = f"{type(error).__name__}: {error}"
+    first_line = error_line(error)
     lacked = isinstance(error, MemoryError) or _has_one(_OUT_OF_MEMORY_SIGNS, text)
     if _has_one(_LIBRARY_FAILURE_SIGNS, text) and _fullest_memory() > _FULL:
-        lacked, first_line = True, f"GPU memory over {_FULL:.0%} full: {first_line}"
+        lacked = True
+        first_line = f"GPU memory over {_FULL:.0%} full: {first_line}"
     if _CPU_LACKS in text:
         first_line = f"{first_line.partition(_CPU_LACKS_END)[0]}: this CPU cannot do it in the model's precision; use --amp off"
     note = FailureNote(

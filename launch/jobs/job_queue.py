@@ -207,11 +207,14 @@ class JobQueue(Generic[JobT]):
         """`watch` follows a job while it runs. `all_or_nothing` is what a failed job means for the
         whole command, which it then ends, such as "nothing is compared".
         """
-        self.jobs, self.console, self.starter = jobs, console, starter
+        self.jobs = jobs
+        self.console = console
+        self.starter = starter
         self.stop = StopRequest()
         # the jobs that ended well, and how long they ran
         self.took_s: list[tuple[JobT, float]] = []
-        self._watch, self._all_or_nothing = watch, all_or_nothing
+        self._watch = watch
+        self._all_or_nothing = all_or_nothing
         self._failed: list[tuple[JobT, JobOutcome]] = []
 
     def run_all(self) -> None:
@@ -238,13 +241,15 @@ class JobQueue(Generic[JobT]):
         end well.
         """
         job.prepare()
-        title, left_s = f"[{index + 1}/{len(self.jobs)}] {job.name}", self.time_left_s(index)
+        title = f"[{index + 1}/{len(self.jobs)}] {job.name}"
+        left_s = self.time_left_s(index)
         if not self.console.is_terminal:
             left = "" if left_s is None else f", about {duration_text(left_s)} left"
             self.console.print(Text(f"{title}: started{left}"))
         started_s = time.monotonic()
         outcome = self._run(job, title, left_s)
-        took_s, message = time.monotonic() - started_s, outcome.message
+        took_s = time.monotonic() - started_s
+        message = outcome.message
         if outcome.status == "ok":
             self.took_s.append((job, took_s))
         else:

@@ -125,7 +125,8 @@ def _train(
     folder: Path,
 ) -> None:
     """Take the steps of one training in this process and save their record."""
-    workload, share = settings.config.workload, settings.global_batch_size // settings.devices
+    workload = settings.config.workload
+    share = settings.global_batch_size // settings.devices
     # A single device gets DataParallel's batches, padding included.
     whole_batches = Cell(strategy="dp", devices=settings.devices, batch_size=share)
     torch.manual_seed(workload.seed)
@@ -145,13 +146,16 @@ def _train(
     if training == "rounding":
         nudge(model, workload.seed)
     recorder = TrainingRecorder(model)
-    stream_cell, stream_rank = whole_batches, 0
+    stream_cell = whole_batches
+    stream_rank = 0
     if cell.per_device:
-        stream_cell, stream_rank = msgspec.structs.replace(whole_batches, strategy="ddp"), rank
+        stream_cell = msgspec.structs.replace(whole_batches, strategy="ddp")
+        stream_rank = rank
     batches = open_stream(workload, stream_cell, built, stream_rank, device)
     # each step trains on the batch that is put there
     fetched = SyntheticBatches((None, None), (), steps_per_epoch=1)
-    optimizer, whole = settings.config.optimizer, MicroBatching(count=1)
+    optimizer = settings.config.optimizer
+    whole = MicroBatching(count=1)
     with starting_up():  # the optimizer and DDP import torch's compiler
         wrapped = wrap_for(model, cell, device)
         train_step = TrainStep(wrapped, fetched, optimizer, workload.amp, device, whole, built)

@@ -75,7 +75,8 @@ def equality_settings(
     if one_batch.matrix.layouts and "strategy" not in flags:
         one_batch = with_settings(one_batch, strategies=("single", "ddp"))
     resolved = resolve(one_batch, devices, nodes=nodes)
-    steps, timeout_s = resolved.measurement.steps, resolved.measurement.timeout_s
+    steps = resolved.measurement.steps
+    timeout_s = resolved.measurement.timeout_s
     assert steps is not None
     config = EqualityConfig(
         resolved.workload, resolved.optimizer, resolved.matrix, steps, timeout_s
@@ -105,7 +106,8 @@ def samples_of_two_epochs(batch_size: int, steps: int) -> int:
 
 def _check(config: EqualityConfig, kind: DeviceType) -> None:
     """Raise DpscopeError for settings that cannot be compared."""
-    counts, batch_size = config.matrix.counts, config.matrix.batch_sizes[0]
+    counts = config.matrix.counts
+    batch_size = config.matrix.batch_sizes[0]
     if len(config.matrix.strategies) < 2 and config.matrix.compile == ("off",):
         raise DpscopeError(
             f"--strategy {config.matrix.strategies[0]}: there is nothing to compare it with; give two or three"

@@ -148,7 +148,9 @@ class LearningRates:
     """
 
     def __init__(self, optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> None:
-        self._optimizer, self._config, self._steps_per_epoch = optimizer, config, steps_per_epoch
+        self._optimizer = optimizer
+        self._config = config
+        self._steps_per_epoch = steps_per_epoch
         self._full = [group["lr"] for group in optimizer.param_groups]
 
     def apply(self, epochs: int, step: int) -> float:

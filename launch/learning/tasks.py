@@ -36,7 +36,8 @@ def training_task(assignment: Assignment, place: TorchrunPlace) -> tuple[JobFold
     manifest = folder.manifest()
     plan = [training.planned for training in manifest.plan]
     cell = planned_cell(assignment.cell, plan, folder.manifest_path, place)
-    kind, threads = manifest.device_type, manifest.threads_per_process
+    kind = manifest.device_type
+    threads = manifest.threads_per_process
     job = train_job(folder, manifest.config, cell, assignment.seed, kind, threads)
     return job.folder, partial(_train, job)
 

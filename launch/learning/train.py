@@ -81,7 +81,8 @@ def prepare(
     All devices test together under DataParallel; else each process tests its share of the samples,
     under DDP with its own copy of the model.
     """
-    cell, device = job.cell, devices[0]
+    cell = job.cell
+    device = devices[0]
     workload = cell_workload(job.workload, cell)
     _seed_all(job.seed)
     built = build_model(workload.model)
@@ -105,9 +106,11 @@ def prepare(
     )
     rates = loop.LearningRates(step.optimizer, job.config, batches.steps_per_epoch)
     images = image_set(job.workload, built, train=False)
-    batch_size, tested = job.config.eval_batch_size, precise
+    batch_size = job.config.eval_batch_size
+    tested = precise
     if not cell.per_device:
-        batch_size, tested = batch_size * cell.devices, wrapped
+        batch_size *= cell.devices
+        tested = wrapped
     state = TrainState(model=model, step=step, rates=rates, sums=sums)
     return state, lambda: loop.evaluate(tested, images, place, batch_size, device, built.loss)
 
@@ -126,7 +129,8 @@ def _train_epoch(
     test: Callable[[], Learned],
 ) -> None:
     """Train and test one epoch, each timed separately, and record it."""
-    epochs, batches = len(state.records), state.step.batches
+    epochs = len(state.records)
+    batches = state.step.batches
     # Each process and epoch has its own random numbers: dropout differs between ranks, and a
     # training that is resumed draws the same ones.
     words = random_words(job.seed, epochs, [place.rank])

@@ -104,7 +104,8 @@ def load_train_config(config_path: Path | None, flags: dict[str, object]) -> Tra
     }
     learning = {name: values[name] for name in top_level_settings(TrainConfig) if name in values}
     config = run_config.build(TrainConfig, parts | learning, origins)
-    seeds, milestones = tuple(dict.fromkeys(config.seeds)), tuple(sorted(set(config.milestones)))
+    seeds = tuple(dict.fromkeys(config.seeds))
+    milestones = tuple(sorted(set(config.milestones)))
     config = msgspec.structs.replace(config, seeds=seeds, milestones=milestones)
     with run_config.raising_user_errors(origins):
         check_settings(config)
@@ -144,7 +145,8 @@ def make_train_plan(config: ResolvedTrainConfig, kind: DeviceType) -> tuple[Plan
     gets the listed batch. A single-device cell is planned whether or not 1 is among the device
     counts. Raises DpscopeError when nothing is left to train.
     """
-    matrix, samples = config.matrix, config.workload.samples
+    matrix = config.matrix
+    samples = config.workload.samples
     devices = matrix.devices
     if any(traits_of(strategy).baseline for strategy in matrix.strategies):
         devices = (1, *devices)

@@ -53,7 +53,8 @@ def open_train_manifest(
 
     Raises DpscopeError if the trainings began on another machine.
     """
-    kind, config = description.device_type, description.config
+    kind = description.device_type
+    config = description.config
     on_gpus = kind == "cuda"
     environment = collect_environment(open_nvml() if on_gpus else None, on_gpus, code=Path.cwd())
     hosts = starter.hosts(environment)
@@ -156,7 +157,9 @@ class _Progress:
         console: Console,
         mirrors: Sequence[TrainingMirror],
     ) -> None:
-        self._console, self._mirrors, self._log_path = console, mirrors, folder.log_path
+        self._console = console
+        self._mirrors = mirrors
+        self._log_path = folder.log_path
         self._folders = [
             folder.training(training.cell, seed)
             for seed in manifest.config.seeds
@@ -171,8 +174,10 @@ class _Progress:
         write_json(self._log_path, TrainLog(TRAIN_SCHEMA_VERSION, epochs, tuple(self._findings)))
 
     def watch(self, job: TrainJob) -> Watch:
-        epochs, path = job.config.epochs, job.folder.epochs_path
-        shown, changed_ns = job.trained_epochs, _changed_ns(path)
+        epochs = job.config.epochs
+        path = job.folder.epochs_path
+        shown = job.trained_epochs
+        changed_ns = _changed_ns(path)
 
         def look(state: str | None) -> str | None:
             """Show new epochs in the training's file, if that has changed."""
@@ -184,7 +189,8 @@ class _Progress:
                     for record in records[shown:]:
                         line = f"{job.name} {_epoch_line(record, epochs)}"
                         self._console.print(Text(line), soft_wrap=True)
-                shown, changed_ns = len(records), now_ns
+                shown = len(records)
+                changed_ns = now_ns
                 self.write()
                 for mirror in self._mirrors:
                     mirror.write(records)

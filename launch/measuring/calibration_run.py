@@ -92,7 +92,9 @@ def run_calibration(
             _run(job, console, starter)
             return _read_job_log(job.folder.path, settings, layout)
 
-    cuda, processes, cores = settings.device == "cuda", settings.job.per_node, usable_cores()
+    cuda = settings.device == "cuda"
+    processes = settings.job.per_node
+    cores = usable_cores()
     choices, unread = _recorded_choices(settings, read_log) if cuda else ((), ())
     nvml = open_nvml() if cuda else None
     links = interconnect(nvml, timed.device_uuids)

@@ -63,9 +63,12 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
     """The settings from flags as they are written, on so many nodes; raises DpscopeError that names
     the mistake and a fix.
     """
-    values, kinds = {**DEFAULTS, **flags}, ("auto", "cuda", "cpu")
+    values = {**DEFAULTS, **flags}
+    kinds = ("auto", "cuda", "cpu")
     measurable = cast(tuple[Collective, ...], MEASURED_COLLECTIVES)
-    named, device, dtype = values["collectives"], values["device"], values["dtype"]
+    named = values["collectives"]
+    device = values["device"]
+    dtype = values["dtype"]
     chosen = measurable if named is None else [*filter(None, map(str.strip, named.split(",")))]
     unknown = next((name for name in chosen if name not in measurable), "")
     _check("--dtype", dtype, dtype in ITEM_BYTES, choose_from(dtype, ITEM_BYTES))

@@ -123,8 +123,12 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
     """Run every pass of a cell; saves traces and counters, returns the samples and the measured
     fields of a RankResult.
     """
-    job, place, device = process.job, process.place, process.devices[0]
-    cell, measurement, folder = job.cell, job.config.measurement, job.folder
+    job = process.job
+    place = process.place
+    device = process.devices[0]
+    cell = job.cell
+    measurement = job.config.measurement
+    folder = job.folder
     if measurement.epochs is None:
         process.step.batches.leave_out_short_batches()
     peak = None
@@ -192,8 +196,10 @@ def run_passes(process: CellProcess) -> tuple[list[StepSample], dict[str, Any]]:
 
 def _warm_up(process: CellProcess) -> None:
     """Take the configured steps, on GPUs at least LEAST_DEVICE_STEPS and for LEAST_DEVICE_S."""
-    measurement, device = process.job.config.measurement, process.devices[0]
-    steps, done = measurement.warmup_steps, 0
+    measurement = process.job.config.measurement
+    device = process.devices[0]
+    steps = measurement.warmup_steps
+    done = 0
     if isinstance(process.model, DistributedDataParallel):
         ddp_counters.stop_counting(process.model)
     if device.type == "cuda":
@@ -205,7 +211,8 @@ def _warm_up(process: CellProcess) -> None:
         whole = math.ceil(steps / per_epoch) * per_epoch
         for _ in range(whole):
             process.step()
-        done, steps = done + whole, 0
+        done += whole
+        steps = 0
         if device.type == "cuda":
             # Steps until LEAST_DEVICE_S have passed, at the pace so far; the same in every process.
             process.synchronise()
@@ -219,11 +226,13 @@ def _warm_up(process: CellProcess) -> None:
 
 
 def _timed(process: CellProcess) -> tuple[list[TimedBlock], list[StepSample]]:
-    device, measurement = process.devices[0], process.job.config.measurement
+    device = process.devices[0]
+    measurement = process.job.config.measurement
     if measurement.steps is not None:
         block, samples = time_block(process.step, measurement.steps, device, process.synchronise)
         return [block], samples
-    blocks, all_samples = [], []
+    blocks = []
+    all_samples = []
     per_epoch = process.step.batches.steps_per_epoch
     for epoch in range(measurement.epochs or 0):
         block, samples = time_block(
@@ -289,7 +298,9 @@ def _prepare(
     job: AssignedCell, place: TorchrunPlace, devices: tuple[torch.device, ...]
 ) -> tuple[CellProcess, dict[str, Any]]:
     """The process, ready to train, and the fields of its result that are known before it does."""
-    workload, cell, device = cell_workload(job.config.workload, job.cell), job.cell, devices[0]
+    workload = cell_workload(job.config.workload, job.cell)
+    cell = job.cell
+    device = devices[0]
     torch.manual_seed(workload.seed)
     built = build_model(workload.model)
     sizes = ddp_counters.parameter_sizes(built.model)
@@ -330,12 +341,16 @@ def _rank_result(
     process: CellProcess, fields: dict[str, Any], before: tuple[DeviceState, ...]
 ) -> RankResult:
     """The result of this process from the `fields` that are known already."""
-    job, place, devices, batches = process.job, process.place, process.devices, process.step.batches
+    job = process.job
+    place = process.place
+    devices = process.devices
+    batches = process.step.batches
     on_gpus = devices[0].type == "cuda"
     names = ("cpu",) * (job.cell.devices if job.cell.traits.host_copies else 1)
     if on_gpus:
         names = tuple(torch.cuda.get_device_name(device) for device in devices)
-    host, unlike = None, tuple[Finding, ...]()
+    host = None
+    unlike = tuple[Finding, ...]()
     if place.node > 0 and place.local_rank == 0:  # rank 0's host is in the manifest
         host = environment.collect_environment(open_nvml() if on_gpus else None, on_gpus=on_gpus)
         unlike = host_findings(job.folder.run.manifest().environment, host)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import torch
@@ -177,11 +178,7 @@ def time_collective(
     """
     refusal = _refusal(collective, settings, subgroup)
     if refusal is not None:
-        return [], [
-            NotTimed(
-                collective=collective, devices=subgroup.devices, size_bytes=None, reason=refusal
-            )
-        ]
+        return [], [NotTimed(collective, subgroup.devices, size_bytes=None, reason=refusal)]
     fitting, left_out = sizes_that_fit(collective, settings, subgroup.devices, subgroup.free_bytes)
     times_us: dict[int, list[float]] = {size: [] for size in fitting}
     shortest_us: dict[int, list[float]] = {size: [] for size in fitting}
@@ -197,25 +194,24 @@ def time_collective(
                 left_out.append(NotTimed(collective, subgroup.devices, size, _HOST_TOO_SLOW))
                 continue
             times_us[size] += slowest_us(local_us, subgroup)
-            shortest_us[size] += [
-                -negative_us
-                for negative_us in slowest_us([-duration_us for duration_us in local_us], subgroup)
-            ]
+            shortest_us[size] += _of_ranks(local_us, subgroup, distributed.ReduceOp.MIN)
     item = getattr(torch, settings.dtype).itemsize
     shares = 1 if collective in _WHOLE else subgroup.devices
-    return [
-        CalibrationPoint(
+    points = []
+    for size in times_us:
+        count = size // item // shares
+        point = CalibrationPoint(
             collective=collective,
             devices=subgroup.devices,
-            size_bytes=(count := size // item // shares) * shares * item,
+            size_bytes=count * shares * item,
             count=count,
             dtype=settings.dtype,
             times_us=tuple(times_us[size]),
             shortest_us=tuple(shortest_us[size]),
             nodes=subgroup.several_nodes,
         )
-        for size in times_us
-    ], left_out
+        points.append(point)
+    return points, left_out
 
 
 def call_each_size(
@@ -297,7 +293,8 @@ def make_call(
             "reduce": lambda: distributed.reduce(whole, 0, group=group),
         }
     else:
-        part, together = filled(share), filled(share * subgroup.devices)
+        part = filled(share)
+        together = filled(share * subgroup.devices)
         calls = {
             "reduce_scatter": lambda: distributed.reduce_scatter_tensor(
                 part, together, group=group
@@ -333,7 +330,8 @@ def _time_cuda(call: Callable[[], object], runs: int, subgroup: Subgroup) -> lis
         slept = _sleep(runs * _LONGER_SLEEP**attempt)
         pairs = []
         for _ in range(runs):
-            before, after = _event(), _event()
+            before = _event()
+            after = _event()
             distributed.all_reduce(token, group=subgroup.group)
             before.record()
             call()
@@ -360,10 +358,15 @@ def _sleep(calls: int) -> torch.cuda.Event:
 
 def slowest_us(times_us: list[float], subgroup: Subgroup) -> list[float]:
     """Each iteration's time on its slowest rank."""
+    return _of_ranks(times_us, subgroup, distributed.ReduceOp.MAX)
+
+
+def _of_ranks(times_us: list[float], subgroup: Subgroup, kind: Any) -> list[float]:
+    """Each iteration's times on all ranks, reduced; all ranks must call this."""
     times = torch.tensor(times_us, dtype=torch.float64, device=subgroup.device)
-    distributed.all_reduce(times, op=distributed.ReduceOp.MAX, group=subgroup.group)
-    slowest: list[float] = times.tolist()
-    return slowest
+    distributed.all_reduce(times, op=kind, group=subgroup.group)
+    reduced: list[float] = times.tolist()
+    return reduced
 
 
 def _is_over(event: torch.cuda.Event) -> bool:
@@ -399,7 +402,8 @@ class _Work:
     def __init__(self, size_bytes: int, dtype: str, subgroup: Subgroup) -> None:
         kind = getattr(torch, dtype)
         side = _GPU_SIDE if subgroup.device.type == "cuda" else _CPU_SIDE
-        self.group, self.device = subgroup.group, subgroup.device
+        self.group = subgroup.group
+        self.device = subgroup.device
         self.buffers = [
             torch.zeros(size_bytes // kind.itemsize, dtype=kind, device=self.device)
             for _ in range(2)
@@ -481,13 +485,16 @@ def _once_cpu(work: _Work) -> _Sample:
         work.reduce(count)
         return _since(began)
 
-    alone_us, two_us = reduced_us(1), reduced_us(2)
-    pieces, began = 0, _begin_together(work)
+    alone_us = reduced_us(1)
+    two_us = reduced_us(2)
+    pieces = 0
+    began = _begin_together(work)
     while pieces < _PIECES or _since(began) < alone_us:
         work.compute()
         pieces += 1
     piece_us = _since(began) / pieces
-    pieces, began = 0, _begin_together(work)
+    pieces = 0
+    began = _begin_together(work)
     reducing = work.begin(0)
     while not reducing.is_completed():
         work.compute()
@@ -512,19 +519,23 @@ def _once_cuda(work: _Work) -> _Sample:
     """
 
     def timed(run: Callable[[int], object], count: int) -> float:
-        (slept, before), after = _begin(work), _event()
+        (slept, before) = _begin(work)
+        after = _event()
         run(count)
         after.record()
         work.ran_dry |= _is_over(slept)
         torch.cuda.synchronize(work.device)
         return float(before.elapsed_time(after)) * 1e3
 
-    alone_us, two_us = timed(work.reduce, 1), timed(work.reduce, 2)
+    alone_us = timed(work.reduce, 1)
+    two_us = timed(work.reduce, 2)
     piece_us = timed(work.compute, _PIECES) / _PIECES
     # computing lasts longer than the collective
     pieces = max(_PIECES, math.ceil(2 * alone_us / piece_us))
     aside = torch.cuda.Stream(work.device)  # type: ignore[no-untyped-call]
-    (slept, before), reduced, computed = _begin(work), _event(), _event()
+    (slept, before) = _begin(work)
+    reduced = _event()
+    computed = _event()
     reducing = work.begin(0)
     work.compute(pieces)
     computed.record()
@@ -543,7 +554,8 @@ def _once_cuda(work: _Work) -> _Sample:
 
 def _begin(work: _Work) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     """The events at which a sleep ends and, once all devices have reached it, timing starts."""
-    slept, before = _sleep(2 * _LONGER_SLEEP**work.sleeps), _event()
+    slept = _sleep(2 * _LONGER_SLEEP**work.sleeps)
+    before = _event()
     distributed.all_reduce(torch.zeros(1, device=work.device), group=work.group)
     before.record()
     return slept, before

@@ -65,20 +65,17 @@ def plan_calibration(
     which the user provides, is not extended.
     """
     missing = needed_pairs(plan) - (_held(stored) if stored is not None else set())
-    if (
-        not config.measurement.calibrate
-        or not missing
-        or (stored is not None and stored.source != "measured")
-    ):
+    is_of_logs = stored is not None and stored.source != "measured"
+    if is_of_logs or not missing or not config.measurement.calibrate:
         return None
     sizes = calibrated_sizes(config.matrix, size)
+    collectives = {collective for collective, _ in missing}
+    layouts = sorted({layout for _, layout in missing})
     return CalibrationSettings(
         device=kind,
-        devices=tuple(sorted({layout.devices for _, layout in missing if layout.nodes == 1})),
-        layouts=tuple(map(str, sorted({layout for _, layout in missing if layout.nodes > 1}))),
-        collectives=tuple(
-            kind for kind in _ORDER if kind in {collective for collective, _ in missing}
-        ),
+        devices=tuple(layout.devices for layout in layouts if layout.nodes == 1),
+        layouts=tuple(str(layout) for layout in layouts if layout.nodes > 1),
+        collectives=tuple(collective for collective in _ORDER if collective in collectives),
         min_bytes=sizes[0],
         max_bytes=sizes[-1],
         iterations=_ITERATIONS,
@@ -95,10 +92,12 @@ def needed_pairs(plan: Collection[PlannedCell]) -> set[Pair]:
     alone.
     """
     pairs: set[Pair] = set()
-    for cell in (
-        planned.cell for planned in plan if planned.skip_reason is None and planned.cell.devices > 1
-    ):
+    for planned in plan:
+        cell = planned.cell
+        if planned.skip_reason is not None or cell.devices == 1:
+            continue
         layout = Layout(cell.nodes, cell.devices // cell.nodes)
+        # the others run each of theirs over all devices
         if cell.traits.sharded:
             pairs |= _pairs_of_shards(cell)
         else:
@@ -129,6 +128,7 @@ def _held(calibration: Calibration) -> set[Pair]:
 def _layout(
     calibration: Calibration, timed: CalibrationPoint | CollectiveFit | Contention
 ) -> Layout:
+    # one that was timed on one node has no number of nodes
     nodes = timed.nodes or calibration.nodes_of(timed.devices) or 1
     return Layout(nodes, timed.devices // nodes)
 
@@ -142,23 +142,28 @@ def calibrated_sizes(matrix: Matrix, size: ModelSize) -> tuple[int, ...]:
     """
     gradients = size.parameters * ITEM_BYTES["float32"]
     cap_mb = max(_DEFAULT_CAP_MB if cap == "default" else cap for cap in matrix.bucket_mb)
+    # without overlap one bucket holds all gradients
     bucket = gradients if "off" in matrix.overlap else min(gradients, int(cap_mb * 2**20))
-    largest = max(8 * _SMALL[-1], min(bucket, LARGEST_BYTES)) >> 10 << 10
-    return tuple(sorted({*_SMALL, *(largest // part >> 10 << 10 for part in (8, 4, 2, 1))}))
+    largest = max(8 * _SMALL[-1], min(bucket, LARGEST_BYTES))
+    sizes = {*_SMALL}
+    for part in (8, 4, 2, 1):
+        # whole elements for every device count
+        kib = largest // part // 1024
+        sizes.add(kib * 1024)
+    return tuple(sorted(sizes))
 
 
 def calibration_seconds(settings: CalibrationSettings) -> float:
     """Estimated duration; a reduce or broadcast counts as an all-reduce."""
     calls = sum(settings.sizes) * _CALLS * len(settings.collectives)
     if "all_reduce" in settings.collectives:
-        calls += (
-            contended_bytes(settings.sizes)
-            * CONTENDED_CALLS
-            * (settings.iterations + settings.warmup_iterations)
-        )
+        iterations = settings.iterations + settings.warmup_iterations
+        calls += contended_bytes(settings.sizes) * CONTENDED_CALLS * iterations
     moved = calls * len(settings.groups)
     # NCCL's choices: a short job per count
-    jobs = 1 + (len(settings.groups) if settings.device == "cuda" else 0)
+    jobs = 1
+    if settings.device == "cuda":
+        jobs += len(settings.groups)
     return jobs * _START_S[settings.device] + moved / _GB_PER_S[settings.device] / 1e9
 
 
@@ -220,24 +225,25 @@ def _together(stored: Calibration, measured: Calibration) -> Calibration:
     readers compute the others.
     """
     held = _held(measured)
-    timed = {_layout(measured, timed_point) for timed_point in measured.contention}
-    kept = tuple(
-        point for point in stored.points if (point.collective, _layout(stored, point)) not in held
-    )
-    fits = tuple(fit for fit in stored.fits if (fit.collective, _layout(stored, fit)) not in held)
+    timed = {_layout(measured, point) for point in measured.contention}
     chosen = {(choice.devices, choice.nodes) for choice in measured.nccl}
-    slowed = tuple(point for point in stored.contention if _layout(stored, point) not in timed)
+
+    # of the same collective on the same devices, at any size
+    def is_measured_again(timed: CalibrationPoint | CollectiveFit) -> bool:
+        return (timed.collective, _layout(stored, timed)) in held
+
+    points = [point for point in stored.points if not is_measured_again(point)]
+    fits = [fit for fit in stored.fits if not is_measured_again(fit)]
+    slowed = [point for point in stored.contention if _layout(stored, point) not in timed]
+    choices = [choice for choice in stored.nccl if (choice.devices, choice.nodes) not in chosen]
     return msgspec.structs.replace(
         measured,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device_names=max(stored.device_names, measured.device_names, key=len),
-        points=(*kept, *measured.points),
-        fits=fits,
+        points=(*points, *measured.points),
+        fits=tuple(fits),
         contention=(*slowed, *measured.contention),
-        nccl=(
-            *(choice for choice in stored.nccl if (choice.devices, choice.nodes) not in chosen),
-            *measured.nccl,
-        ),
+        nccl=(*choices, *measured.nccl),
         left_out=tuple(dict.fromkeys((*stored.left_out, *measured.left_out))),
         links={**stored.links, **measured.links},
         findings=tuple(dict.fromkeys((*stored.findings, *measured.findings))),

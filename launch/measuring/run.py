@@ -130,7 +130,8 @@ def plan_run(
     nodes.
     """
     devices = resolve_devices(config.workload.device)
-    kind, resolved = devices.kind, resolve(config, devices, nodes=nodes)
+    kind = devices.kind
+    resolved = resolve(config, devices, nodes=nodes)
     check_data(resolved.workload)
     run = RunFolder(out)
     check_run_place(run.path)
@@ -141,10 +142,12 @@ def plan_run(
             f"--out {out}: holds a run", begun.config, resolved, MAY_CHANGE
         )
     size = checked_model_size(resolved.workload, resolved.optimizer)
-    cells, repeats = planning.measured_cells(plan), resolved.measurement.repeats
+    cells = planning.measured_cells(plan)
+    repeats = resolved.measurement.repeats
     orders = () if begun is not None and not begun.orders else _orders(cells, resolved, begun)
     estimates = {cell: planning.estimate_cell(cell, resolved, kind, size) for cell in cells}
-    threads, fewer = threads_per_process(resolved.matrix), repeats_by_cell or {}
+    threads = threads_per_process(resolved.matrix)
+    fewer = repeats_by_cell or {}
     jobs = [
         replace(
             job,
@@ -223,9 +226,12 @@ def planned_cells(out: Path) -> Sequence[Job]:
     """The jobs in the manifest of a run that has begun, with or without results."""
     if not is_run_folder(out):
         return []
-    run, manifest = RunFolder(out), RunFolder(out).manifest()
-    cells, repeats = planning.measured_cells(manifest.plan), manifest.config.measurement.repeats
-    kind, threads = manifest.device_type, manifest.threads_per_process
+    run = RunFolder(out)
+    manifest = RunFolder(out).manifest()
+    cells = planning.measured_cells(manifest.plan)
+    repeats = manifest.config.measurement.repeats
+    kind = manifest.device_type
+    threads = manifest.threads_per_process
     return _jobs(run, cells, repeats, kind, threads, manifest.orders)
 
 
@@ -268,7 +274,8 @@ def describe_plan(
 
 
 def _what_is_measured(config: ResolvedConfig, out: Path) -> str:
-    workload, measurement = config.workload, config.measurement
+    workload = config.workload
+    measurement = config.measurement
     timed = (
         f"{measurement.steps} timed"
         if measurement.epochs is None
@@ -400,14 +407,16 @@ def _open_manifest(
     had = run.manifest() if is_run_folder(run.path) else None
     if had is not None:
         planning.check_comparable(run.path, condition_differences(had, manifest))
-    settings, mixed = None, tuple[Finding, ...]()
+    settings = None
+    mixed = tuple[Finding, ...]()
     if description.to_do:  # a stored calibration of another machine does not count
         if had is not None:
             mixed = planning.commit_findings(had.environment.commit, manifest.environment.commit)
         stored = first_calibration.of_this_machine(
             first_calibration.stored_calibration(run), manifest.environment
         )
-        size, kind = description.model_size, description.device_type
+        size = description.model_size
+        kind = description.device_type
         settings = first_calibration.plan_calibration(
             description.plan, description.config, kind, size, stored
         )

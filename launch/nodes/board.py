@@ -76,7 +76,8 @@ class Board:
         self.states: dict[int, State] = {other: State() for other in others}
         self.stop = StopRequest()
         """The request to this node, which the others are told."""
-        self._store, self._node = store, node
+        self._store = store
+        self._node = node
         self._state = State()  # this node's
         self._heard_s = {0: time.monotonic()}  # the others join later
         self._failure: str | None = None  # of the exchange
@@ -128,7 +129,8 @@ class Board:
         state = msgspec.json.decode(self._store.get(_key(other)), type=State)
         if state.beat <= self.states[other].beat:
             return
-        self.states[other], self._heard_s[other] = state, time.monotonic()
+        self.states[other] = state
+        self._heard_s[other] = time.monotonic()
         if state.signal and not self._relayed:
             self._relayed = True
             os.kill(os.getpid(), state.signal)
@@ -154,10 +156,12 @@ def opened_board(start: NodeStart) -> Iterator[Board]:
     """Node 0's board, until the block ends; a file marks the folder that the nodes share."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 
-    place, stated = start.place, start.place.address
+    place = start.place
+    stated = start.place.address
     try:
         with listening_socket(stated.host, stated.port) as listener:
-            at, file = listener.getsockname()[0], listener.detach()
+            at = listener.getsockname()[0]
+            file = listener.detach()
     except OSError as error:
         raise DpscopeError(
             f"--rendezvous {stated}: cannot listen on port {stated.port} ({error.strerror}); give another port"
@@ -180,7 +184,8 @@ def found_board(start: NodeStart) -> Board:
     """Look for node 0 at the rendezvous; returns this node's board. Raises DpscopeError if node 0
     is not found, or another node has this one's rank.
     """
-    place, deadline_s = start.place, time.monotonic() + start.wait_s
+    place = start.place
+    deadline_s = time.monotonic() + start.wait_s
     name = f"node {place.rank} ({socket.gethostname()})"
     start.note(f"{name.capitalize()} is looking for node 0 at {place.address}.")
     reason = ""

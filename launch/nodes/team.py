@@ -57,7 +57,9 @@ class Team(JobStarter):
         """`terms` of the command must be the same on all nodes."""
         self.others = sorted(board.states)
         self.count = 1 + len(self.others)
-        self._board, self._start, self._terms = board, start, terms
+        self._board = board
+        self._start = start
+        self._terms = terms
         self._attempt = 0
 
     def gather(self) -> None:
@@ -76,7 +78,8 @@ class Team(JobStarter):
             )
         for node, info in self._board.joined.items():
             for name in dict.fromkeys((*self._terms, *info.terms)):
-                here, there = self._terms.get(name, "unset"), info.terms.get(name, "unset")
+                here = self._terms.get(name, "unset")
+                there = info.terms.get(name, "unset")
                 if here != there:
                     raise DpscopeError(
                         f"{self.name(node)} was started with {name} {there}, node 0 with {here}: give the same command, of the "
@@ -108,7 +111,8 @@ class Team(JobStarter):
             raise NodeLostError(lost)
         if job.nodes == 1:
             return TorchrunJob(job)
-        port, address = free_port(), self._board.joined[1].node0_address
+        port = free_port()
+        address = self._board.joined[1].node0_address
         self._attempt += 1
         self._board.publish(attempt=self._attempt, job=str(job.folder.path), port=port)
         part = replace(job, address=address, port=port)
@@ -206,7 +210,8 @@ def follow(start: NodeStart, describe: Callable[[], NodeInfo]) -> int:
     `describe` gives this node once it is connected. Raises NodeLostError if node 0 is lost,
     DpscopeError if it is not found, has another run folder, or starts a job that is not planned.
     """
-    board, reason = found_board(start), ""
+    board = found_board(start)
+    reason = ""
     try:
         if not _wait(SEEN_WITHIN_S, lambda: is_shared(start.out)):
             raise DpscopeError(f"--out {start.out}: node 0 has another folder; all must share it")
@@ -229,7 +234,8 @@ class _Follower:
     board: Board
 
     def follow(self) -> int:
-        board, ended = self.board, 0
+        board = self.board
+        ended = 0
         board.publish(info=self.info)
         while (state := board.states[0]).left is None:
             if (lost := board.lost(0)) is not None:
@@ -251,7 +257,8 @@ class _Follower:
         """
         if begun.job is None:
             return None
-        job, node = self._planned(begun.job), self.start.place.rank
+        job = self._planned(begun.job)
+        node = self.start.place.rank
         if node >= job.nodes:
             return 0
 
@@ -261,7 +268,8 @@ class _Follower:
             return not is_current or self.board.lost(0) is not None
 
         self.start.note(f"{job.name}: started")
-        address, folder = self.info.node0_address, job.folder.of_node(node)
+        address = self.info.node0_address
+        folder = job.folder.of_node(node)
         part = replace(job, node=node, address=address, port=begun.port, folder=folder)
         running = TorchrunJob(part, self.info.host.interface)
         try:

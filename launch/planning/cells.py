@@ -66,7 +66,8 @@ def resolve(config: RunConfig, devices: Devices, nodes: int = 1) -> ResolvedConf
 
     `nodes` are the hosts that the command was started on, each with this one's devices.
     """
-    workload, requested = resolved_workload(config.workload, devices.kind), config.measurement
+    workload = resolved_workload(config.workload, devices.kind)
+    requested = config.measurement
     steps = requested.steps if requested.steps or requested.epochs else DEFAULT_STEPS[devices.kind]
     chosen = {"steps": steps, "repeats": requested.repeats or DEFAULT_REPEATS[devices.kind]}
     parts = {
@@ -110,7 +111,8 @@ def resolved_matrix(
     _check_precisions(matrix.amp_variants, devices.kind)
     if devices.kind == "cpu":
         _check_for_cpu(matrix)
-    counts, layouts = matrix.devices, layouts_of(matrix)
+    counts = matrix.devices
+    layouts = layouts_of(matrix)
     if counts is None:
         counts = (1, 2) if devices.count is None else doubling(devices.count)
         whole_nodes = tuple(Layout(count, max(counts)) for count in doubling(nodes)[1:])
@@ -318,7 +320,8 @@ def threads_per_process(matrix: ResolvedMatrix) -> int:
 def plan_findings(workload: Workload, matrix: ResolvedMatrix, kind: DeviceType) -> list[Finding]:
     """Findings about what in this plan may mislead a reader."""
     findings = []
-    largest, here = max(matrix.counts), matrix.most_on_a_node
+    largest = max(matrix.counts)
+    here = matrix.most_on_a_node
     cores = usable_cores()
     in_all = workload.workers_total
     each = 0 if workload.data == "synthetic" else workload.workers

@@ -131,30 +131,30 @@ def given_settings(
     """Settings as a file and flags give them, texts read, and where each was given, such as
     ``--lr``; raises DpscopeError.
     """
-    raw: dict[str, tuple[object, str]] = {}
-    for key, value in _read_toml(config_path).items() if config_path is not None else ():
-        if key == "out":  # where a run lies is not a setting of it: `out_folder`
-            continue
+    given: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    content = {} if config_path is None else _read_toml(config_path)
+    content.pop("out", None)  # where a run lies is not a setting of it: `out_folder`
+    for key, value in content.items():
         if isinstance(value, dict):
             raise DpscopeError(
                 f"{config_path}: [{key}] is a table; write its settings above all tables, without [{key}]"
             )
         field = _field_name(key, f"{config_path}: {key}", declared)
-        if field in raw:
-            raise DpscopeError(
-                f"{raw[field][1].removesuffix(' =')}: set again as {key}; keep one of them"
-            )
-        raw[field] = value, f"{config_path}: {key} ="
+        if field in given:
+            first = origins[field].removesuffix(" =")
+            raise DpscopeError(f"{first}: set again as {key}; keep one of them")
+        given[field] = value
+        origins[field] = f"{config_path}: {key} ="
     for key, value in flags.items():
         if value is not None:
             field = _field_name(key, f"--{key}", declared)
-            raw[field] = value, flag_name(field, value)
-    given = {field: value for field, (value, _) in raw.items()}
-    origins = {field: origin for field, (_, origin) in raw.items()}
-    for field, (value, origin) in raw.items():
-        for name, part in _read_setting(declared[field], value, origin).items():
+            given[field] = value
+            origins[field] = flag_name(field, value)
+    for field, value in list(given.items()):
+        for name, part in _read_setting(declared[field], value, origins[field]).items():
             given[name] = part
-            origins.setdefault(name, origin)
+            origins.setdefault(name, origins[field])
     return given, origins
 
 
@@ -167,9 +167,11 @@ def _read_setting(declared: Setting, value: object, origin: str) -> dict[str, ob
     if declared.text is None or not isinstance(value, str | int | float):
         return {}
     parsed = read_text(str(value), declared.text, origin, declared.example)
-    values = parsed if declared.sets else (parsed,)
-    first, *others = zip((declared.name, *declared.sets), values, strict=True)
-    return dict([first, *((name, part) for name, part in others if part)])
+    if not declared.sets:
+        return {declared.name: parsed}
+    first, *others = parsed
+    further = zip(declared.sets, others, strict=True)
+    return {declared.name: first} | {name: part for name, part in further if part}
 
 
 def out_folder(config_path: Path | None) -> Path | None:
@@ -188,9 +190,9 @@ def flag_name(field: str, value: object = None) -> str:
     """The flag that sets a setting, such as ``--batch-size`` for ``batch_sizes``; of a switch that
     is off ``--no-...``.
     """
-    return ("--no-" if value is False else "--") + (
-        _ALL[field].option if field in _ALL else field
-    ).replace("_", "-")
+    option = _ALL[field].option if field in _ALL else field
+    start = "--no-" if value is False else "--"
+    return start + option.replace("_", "-")
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -278,11 +280,13 @@ def _conversion_message(
     """One line on a value that does not fit its field of `kind`, from msgspec's error."""
     where = re.search(r"at `\$\.(\w+)", error)
     field = where[1] if where else ""
-    value, reason = values.get(field), error.partition(" - at ")[0]
+    value = values.get(field)
+    reason = error.partition(" - at ")[0]
     declared = declarations(kind).get(field)
     if declared is not None and "Invalid enum value" in reason:
-        parts, choices = value if isinstance(value, list | tuple) else (value,), declared.choices
-        reason = f"unknown; {choose_from(next((part for part in parts if part not in choices), value), choices)}"
+        words = value if isinstance(value, list | tuple) else [value]
+        unknown = [word for word in words if word not in declared.choices]
+        reason = f"unknown; {choose_from(unknown[0], declared.choices)}"
     elif declared is not None:
         reason = f"must be {_in_words(declared.kind)}"
     return f"{origins.get(field, flag_name(field))} {value_text(value)}: {reason}"

@@ -54,7 +54,8 @@ class HostDataParallel(_DataParallel):  # type: ignore[misc]
         keywords = kwargs or {}
         sizes = {len(tensor) for tensor in leaves((inputs, keywords))}
         assert len(sizes) == 1, f"inputs with different batch sizes: {sorted(sizes)}"
-        scattered, start = [], 0
+        scattered = []
+        start = 0
         for index, chunk in enumerate(torch.empty(sizes.pop()).chunk(len(device_ids))):
             with _range(range_names.SCATTER, index):
                 part = functools.partial(torch.narrow, dim=0, start=start, length=len(chunk))
@@ -107,14 +108,17 @@ class _JoinReplicas(torch.autograd.Function):
     def forward(
         ctx: Any, outputs: Sequence[Tensor], replicas: Sequence[Sequence[Tensor]], *master: Tensor
     ) -> Tensor:
-        ctx.outputs, ctx.replicas = outputs, replicas
+        ctx.outputs = outputs
+        ctx.replicas = replicas
         return _concatenate(outputs)
 
     @staticmethod
     def backward(ctx: Any, *output_gradients: Tensor) -> Any:
-        outputs, replicas = ctx.outputs, ctx.replicas
+        outputs = ctx.outputs
+        replicas = ctx.replicas
         ctx.outputs = ctx.replicas = None
-        shares, start = [], 0
+        shares = []
+        start = 0
         for index, output in enumerate(outputs):
             with _range(range_names.SCATTER, index):
                 shares.append(output_gradients[0].narrow(0, start, len(output)).clone())
@@ -181,11 +185,10 @@ def _on_threads(function: Callable[[int], Any], count: int) -> list[Any]:
     """
     results: list[Any] = [None] * count
     errors: list[Exception | None] = [None] * count
-    threads_each, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
-    autocast_enabled, autocast_dtype = (
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-    )
+    threads_each = torch.get_num_threads()
+    grad_enabled = torch.is_grad_enabled()
+    autocast_enabled = torch.is_autocast_enabled("cpu")
+    autocast_dtype = torch.get_autocast_dtype("cpu")
 
     def run(index: int) -> None:
         torch.set_num_threads(threads_each)  # OpenMP keeps this per thread

@@ -60,7 +60,8 @@ def load_digits() -> Digits:
     pixels = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)).float()
     large = nn.functional.interpolate(pixels, scale_factor=4, mode="bilinear", align_corners=False)
     images = (large * (255 / _WHITE)).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
-    labels, words = rows[:, -1].astype(np.int64), random_words(0, 0, range(len(rows)))
+    labels = rows[:, -1].astype(np.int64)
+    words = random_words(0, 0, range(len(rows)))
     of_digits = (np.flatnonzero(labels == digit) for digit in range(10))
     training = np.sort(
         np.concatenate(
@@ -190,7 +191,8 @@ class TransformedImages(Dataset[Any]):
     def __getitems__(self, batch: EpochSamples) -> tuple[Tensor, Tensor]:
         from PIL import Image
 
-        made, words = [], random_words(self._seed, batch.epoch, batch.samples).tolist()
+        made = []
+        words = random_words(self._seed, batch.epoch, batch.samples).tolist()
         with torch.random.fork_rng(devices=[]):
             for sample, word in zip(batch.samples, words, strict=True):
                 torch.default_generator.manual_seed(word >> 1)
@@ -251,25 +253,21 @@ def image_set(
     """
     if workload.data in ("cifar10", "digits"):
         if workload.data == "cifar10":
-            stored, shift, flip = _cifar10(workload, train), 4, True
+            stored = _cifar10(workload, train)
+            drawn = Augmentation(workload.seed, 4, flip=True)
         else:
-            images, labels, training, test = load_digits()
-            chosen, shift, flip = training if train else test, 3, False
-            stored = LabelledImages(
-                images[chosen], labels[chosen], (DIGITS_MEAN,) * 3, (DIGITS_DEVIATION,) * 3
-            )
-        augmentation = Augmentation(workload.seed, shift, flip) if train and augment else None
-        return (TransformedImages if workload.transforms == "per-image" else StoredImages)(
-            stored, augmentation
-        )
-    first, count = (
-        (0, workload.samples) if train else (workload.samples, max(1, workload.samples // 5))
-    )
-    return (
-        FakeImages(built, first, count)
-        if built.make_batch is None
-        else MadeSamples(built.make_batch, first, count)
-    )
+            stored = _digits(train)
+            drawn = Augmentation(workload.seed, 3, flip=False)
+        kind = TransformedImages if workload.transforms == "per-image" else StoredImages
+        return kind(stored, drawn if train and augment else None)
+    first = 0
+    count = workload.samples
+    if not train:
+        first = count
+        count = max(1, count // 5)
+    if built.make_batch is None:
+        return FakeImages(built, first, count)
+    return MadeSamples(built.make_batch, first, count)
 
 
 def check_classes(workload: Workload, built: BuiltModel) -> None:
@@ -286,6 +284,14 @@ def check_classes(workload: Workload, built: BuiltModel) -> None:
             f"--model {workload.model}: it distinguishes {built.classes} classes and {workload.data} has {_CLASSES}; "
             "give it as many outputs and return (module, shape of a sample, classes)"
         )
+
+
+def _digits(train: bool) -> LabelledImages:
+    images, labels, training, test = load_digits()
+    chosen = training if train else test
+    mean = (DIGITS_MEAN,) * 3
+    deviation = (DIGITS_DEVIATION,) * 3
+    return LabelledImages(images[chosen], labels[chosen], mean, deviation)
 
 
 def _cifar10(workload: Workload, train: bool) -> LabelledImages:

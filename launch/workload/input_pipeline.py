@@ -47,7 +47,8 @@ def by_micro_batches(shares: Sequence[_Share], count: int) -> list[_Share]:
     """The parts of equally long shares in the order of the batch: part 0 of each share, then part
     1, ...
     """
-    ordered, start = [], 0
+    ordered = []
+    start = 0
     for size in part_sizes(len(shares[0]), count):
         ordered += [share[start : start + size] for share in shares]
         start += size
@@ -67,7 +68,8 @@ class MicroBatching:
         """The micro-batches, as views, of a batch in the order of `by_micro_batches`."""
         if self.count == 1:
             return [(inputs, targets)]
-        parts, start = [], 0
+        parts = []
+        start = 0
         for size in part_sizes(batch_size(inputs) // self.shares, self.count):
             length = size * self.shares
             parts.append(
@@ -135,7 +137,8 @@ class RankOrderBatchSampler(Sampler[EpochSamples]):
             DistributedSampler(dataset, num_replicas=shares, rank=rank, shuffle=True, seed=seed)
             for rank in ranks
         ]
-        self._batch_size, self._micro_batches = batch_size, micro_batches
+        self._batch_size = batch_size
+        self._micro_batches = micro_batches
         self.whole_only, self.epoch = False, 0
         self.ahead: deque[EpochSamples] = deque()
 
@@ -166,9 +169,11 @@ class LoadedBatches:
     """A BatchStream from a DataLoader, epoch after epoch."""
 
     def __init__(self, loader: DataLoader[Any], sampler: RankOrderBatchSampler) -> None:
-        self._loader, self._sampler = loader, sampler
+        self._loader = loader
+        self._sampler = sampler
         self._iterator: Iterator[Batch] = iter(())
-        self.steps_per_epoch, self.loader_workers = len(sampler), loader.num_workers
+        self.steps_per_epoch = len(sampler)
+        self.loader_workers = loader.num_workers
         self.epoch = -1
         self.samples: Sequence[int] = ()
 
@@ -193,7 +198,8 @@ class LoadedBatches:
 
     def close(self) -> None:
         """End the loader workers, even if something else still refers to their iterator."""
-        iterator, self._iterator = self._iterator, iter(())
+        iterator = self._iterator
+        self._iterator = iter(())
         if hasattr(iterator, "_shutdown_workers"):
             # called by the iterator's __del__; there is no public method
             iterator._shutdown_workers()

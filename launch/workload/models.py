@@ -306,10 +306,8 @@ def _users_model(name: str) -> BuiltModel:
         return BuiltModel(model=made)
     if isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module):
         call = f"--model {name}: {function_name}()"
-        shape, classes = (
-            checked_shape(call, made[1]),
-            checked_count(call, "the number of classes", made[2]),
-        )
+        shape = checked_shape(call, made[1])
+        classes = checked_count(call, "the number of classes", made[2])
         return BuiltModel(model=made[0], input_shape=shape, classes=classes)
     raise DpscopeError(
         f"--model {name}: {function_name}() returned {type(made).__name__}; "

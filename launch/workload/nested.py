@@ -11,8 +11,10 @@ def leaves(value: Any) -> Iterator[Tensor]:
     """The tensors of a nested value, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from leaves(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for inner in value:
             yield from leaves(inner)
 
 
@@ -54,4 +56,6 @@ def called(model: nn.Module, inputs: Any) -> Any:
     """
     if isinstance(inputs, dict):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
+    if isinstance(inputs, list | tuple):
+        return model(*inputs)
+    return model(inputs)

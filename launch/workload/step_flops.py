@@ -134,7 +134,8 @@ def matmul_peak(amp: Amp) -> MatmulPeak:
     Each size counts by the fastest of _PRODUCTS after one untimed, 2 n^3 FLOPs each.
     """
     dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
-    peak_tflops, best_side = 0.0, _SIDES[0]
+    peak_tflops = 0.0
+    best_side = _SIDES[0]
     for side in _SIDES:
         first, second, product = (torch.full((side, side), 0.5, dtype=dtype) for _ in range(3))
         took_s = []
@@ -145,7 +146,8 @@ def matmul_peak(amp: Amp) -> MatmulPeak:
         shortest_s = min(took_s[1:])
         tflops = 2 * side**3 / shortest_s / 1e12
         if tflops > peak_tflops:
-            peak_tflops, best_side = tflops, side
+            peak_tflops = tflops
+            best_side = side
         if shortest_s > _LONG_PRODUCT_S:
             break
     return MatmulPeak(

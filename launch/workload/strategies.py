@@ -80,14 +80,10 @@ def sharded_units(model: nn.Module, strategy: str) -> tuple[ShardedUnit, ...]:
         ]
         seen.update(id(weight) for weight in weights)
         if weights:
-            shapes, trained = (
-                (tuple(weight.shape) for weight in weights),
-                (weight.requires_grad for weight in weights),
-            )
-            element_bytes, resharded = (
-                (weight.element_size() for weight in weights),
-                bool(name) and traits_of(strategy).reshards,
-            )
+            shapes = (tuple(weight.shape) for weight in weights)
+            trained = (weight.requires_grad for weight in weights)
+            element_bytes = (weight.element_size() for weight in weights)
+            resharded = bool(name) and traits_of(strategy).reshards
             units.append(
                 ShardedUnit(name, tuple(shapes), tuple(trained), tuple(element_bytes), resharded)
             )

@@ -55,7 +55,8 @@ class TrainStep:
         # drops each parameter's gradient accumulator and creates another one.
         self._graph: Tensor | None = None
         self._micro_batching = micro_batching
-        self._composed, is_ddp = is_composed(model), isinstance(model, DistributedDataParallel)
+        self._composed = is_composed(model)
+        is_ddp = isinstance(model, DistributedDataParallel)
         # Whether DDP's reducer reduces the gradients, under DDP or `replicate`.
         self._reduces_in_buckets = is_ddp or (self._composed and not is_sharded(model))
         static_graph = bool(getattr(model, "static_graph", False))
@@ -87,7 +88,8 @@ class TrainStep:
         if self._micro_batching.count == 1:
             loss = self._add_gradients(inputs, targets)
         else:
-            losses, parts = [], self._micro_batching.cut(inputs, targets)
+            losses = []
+            parts = self._micro_batching.cut(inputs, targets)
             for index, part in enumerate(parts):
                 with nullcontext() if index == len(parts) - 1 else self._without_reduction():
                     losses.append(self._add_gradients(*part, batch_size(part[0]) / samples))

@@ -129,7 +129,8 @@ def batch_findings(observed: Observed, batches: Batches) -> Iterator[Finding]:
         yield AttachCode.STEPS_UNLIKE.finding(
             f"{unlike} of {len(batches.kept)} timed steps call the models more or less often than the others"
         )
-    left_out, other_work = batches.kept.count(False), batches.alone.count(False)
+    left_out = batches.kept.count(False)
+    other_work = batches.alone.count(False)
     if left_out:
         yield AttachCode.STEPS_LEFT_OUT.finding(
             f"{left_out} of {len(batches.kept)} timed steps are left out: {other_work} with calls of the model in "

@@ -46,7 +46,10 @@ class Patch:
                 after(*args, **kwargs)
             return result
 
-        self._owner, self._name, self._original, self._wrapper = owner, name, original, wrapper
+        self._owner = owner
+        self._name = name
+        self._original = original
+        self._wrapper = wrapper
         setattr(owner, name, wrapper)
 
     def stop(self) -> None:

@@ -72,7 +72,8 @@ def current_place(device: torch.device) -> Place | None:
     def stated(name: str, default: int) -> int:
         return int(os.environ.get(name, default))
 
-    local_rank, node = stated("LOCAL_RANK", 0), stated("GROUP_RANK", 0)
+    local_rank = stated("LOCAL_RANK", 0)
+    node = stated("GROUP_RANK", 0)
     if not (distributed.is_available() and distributed.is_initialized()):
         return Place(0, local_rank, 1, node) if stated("WORLD_SIZE", 1) == 1 else None
     world_size = distributed.get_world_size()
@@ -152,7 +153,8 @@ def finish_job(part: SavedPart) -> bool:
     Every process calls this after it has saved. If several see all files, the first to rename the
     folder finishes the job. Returns whether all have saved.
     """
-    run, folder = RunFolder(part.settings.out), part.folder
+    run = RunFolder(part.settings.out)
+    folder = part.folder
     whole = RepeatFolder(folder.path.with_name(f"{folder.path.name}-whole"))
     try:
         ranks = folder.ranks()
@@ -210,7 +212,8 @@ def _manifest_with(run: RunFolder, cell: Cell, threads: int, part: SavedPart) ->
 
 
 def _new_manifest(cell: Cell, threads: int, part: SavedPart) -> Manifest:
-    settings, kind = part.settings, part.device_type
+    settings = part.settings
+    kind = part.device_type
     environment = collect_environment(
         open_nvml() if kind == "cuda" else None, on_gpus=kind == "cuda", code=settings.code
     )

@@ -73,7 +73,8 @@ class ModelCalls:
 
     def take(self) -> StepCalls:
         """The calls since the last time."""
-        step, self._step = self._step, StepCalls([], 0)
+        step = self._step
+        self._step = StepCalls([], 0)
         return step
 
     def look_inside(self) -> None:

@@ -31,8 +31,11 @@ from dpscope.profiling.store.files import write_json
 
 def save_process(observed: Observed) -> SavedPart:
     """Write this process's samples, counters and result; its traces are written before."""
-    place, folder, detected = observed.place, observed.folder, observed.detected
-    window, calls = observed.timed, observed.calls
+    place = observed.place
+    folder = observed.folder
+    detected = observed.detected
+    window = observed.timed
+    calls = observed.calls
     batches = batches_of(observed)
     timed = _kept_samples(observed, batches)
     traced = observed.traced.samples() if observed.traced is not None else []

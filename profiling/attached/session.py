@@ -192,7 +192,8 @@ class Session:
         """Whether processes of the job run without dpscope; then the measurement has ended."""
         missing = job.missing_processes(observed.place)
         if missing:
-            processes, script = observed.place.world_size, self._settings.script
+            processes = observed.place.world_size
+            script = self._settings.script
             self.incomplete = started_alone(missing, processes, script)
             self._leave()
         return missing > 0
@@ -210,7 +211,8 @@ class Session:
             self._note_first(not_measured(how, self._steps, self._settings))
             return
         if how != _COMPLETE:
-            observed.ended_early, observed.steps = how, self._steps
+            observed.ended_early = how
+            observed.steps = self._steps
         self._part = save_process(observed)
         self.saved = True
         is_whole = job.finish_job(self._part)

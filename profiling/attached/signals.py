@@ -61,7 +61,8 @@ class EndingSignals:
         descriptor = signal.set_wakeup_fd(-1)
         if descriptor != self._writing.fileno():
             _wake_by(descriptor)
-        handled, self._handled = self._handled, []
+        handled = self._handled
+        self._handled = []
         for number in handled:
             if signal.getsignal(number) == self._arrived:
                 signal.signal(number, signal.SIG_DFL)

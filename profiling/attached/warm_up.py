@@ -68,7 +68,8 @@ class WarmUp:
         self._remove_hooks()
         if self.calls is not None:
             self.calls.stop()
-        self.calls, self.optimizers = None, []
+        self.calls = None
+        self.optimizers = []
 
     def step_ended(self) -> bool:
         """Called at the end of each step; returns whether the warm-up is over."""

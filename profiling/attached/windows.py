@@ -99,7 +99,9 @@ class TracedWindow:
     ) -> None:
         self.interrupted_steps = 0  # traced steps with calls outside of training
         self.counters: list[DdpCounters] = []  # empty unless they are complete
-        self._trace, self._profiler_watch, self._counted = trace, profiler_watch, counted
+        self._trace = trace
+        self._profiler_watch = profiler_watch
+        self._counted = counted
         self._counting: StepCounters | None = None
         self._running = False
 

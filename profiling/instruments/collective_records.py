@@ -100,7 +100,8 @@ class CollectiveRecorder:
             file.write(dump)
         if first and self._rank == 0 and b"gloo:" in dump:
             self._note("gloo records when a collective was created, and no durations")
-        self._written, self._written_at = enqueued, time.monotonic()
+        self._written = enqueued
+        self._written_at = time.monotonic()
 
 
 def _enqueued() -> int:

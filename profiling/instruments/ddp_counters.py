@@ -55,8 +55,10 @@ class StepCounters:
         """Read the counters of the step before the one that has ended; called after each step from
         the trace's first.
         """
-        step, self._step = self._step, self._step + 1
-        before_us, after_us = self._waited_us, cpu_wait_us()
+        step = self._step
+        self._step = self._step + 1
+        before_us = self._waited_us
+        after_us = cpu_wait_us()
         self._waited_us = after_us
         if before_us is not None and after_us is not None:
             self._step_waits_us[step] = max(after_us - before_us, 0.0)
@@ -150,7 +152,8 @@ def tensor_sizes(
         for parameter in parameters
         if parameter.requires_grad or id(parameter) in trained_ids
     ]
-    parameter_tensors, buffer_tensors = tuple(map(size, parameters)), tuple(map(size, buffers))
+    parameter_tensors = tuple(map(size, parameters))
+    buffer_tensors = tuple(map(size, buffers))
     return ParameterSizes(
         parameter_count=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(tensor.bytes for tensor in parameter_tensors),

@@ -71,7 +71,9 @@ class StepTrace:
     ) -> None:
         self.steps = WARMUP_STEPS + traced_steps + 1
         self.complete = False
-        self._path, self._synchronise, self._replica_threads = path, synchronise, replica_threads
+        self._path = path
+        self._synchronise = synchronise
+        self._replica_threads = replica_threads
         self._step = 0
         self._timer = StepTimer(device)
         self._counts: list[int] = []

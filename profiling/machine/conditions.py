@@ -121,7 +121,8 @@ the choice of cells.
 def setting_differences(
     then: msgspec.Struct, now: msgspec.Struct, names: Sequence[str]
 ) -> list[ConditionDifference]:
-    stored, current = settings_of(then), settings_of(now)
+    stored = settings_of(then)
+    current = settings_of(now)
     return _differing((name, stored[name], current[name]) for name in names)
 
 

@@ -87,19 +87,16 @@ def torch_device_states(
     CUDA's order of devices and their visibility do not matter. A GPU whose UUID NVML does not know
     (a MIG instance) is omitted.
     """
-    handles = [handle for handle in gpu_handles(nvml) if handle is not None]
-    by_uuid = {
-        bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or ""): handle for handle in handles
-    }
-    indices = {
-        index: bare_uuid(uuid)
-        for index, uuid in uuids.items()
-        if uuid and bare_uuid(uuid) in by_uuid
-    }
-    return tuple(
-        _device_state(nvml, by_uuid[uuid], index, own_process_ids)
-        for index, uuid in indices.items()
-    )
+    handles = {}
+    for handle in gpu_handles(nvml):
+        if handle is not None:
+            handles[bare_uuid(query(nvml, "nvmlDeviceGetUUID", handle) or "")] = handle
+    states = []
+    for index, uuid in uuids.items():
+        found = handles.get(bare_uuid(uuid)) if uuid else None
+        if found is not None:
+            states.append(_device_state(nvml, found, index, own_process_ids))
+    return tuple(states)
 
 
 def usable_device_states(
@@ -118,14 +115,16 @@ def usable_device_states(
     named = {index: torch.cuda.get_device_properties(index) for index in range(count)}
     uuids = {index: str(getattr(device, "uuid", "")) for index, device in named.items()}
     listed = {state.index: state for state in torch_device_states(nvml, own_process_ids, uuids)}
-    if None in gpu_handles(nvml):
-        unlisted = {index: DeviceState(index=index) for index in named}
-    else:
-        unlisted = {
-            index: DeviceState(index=index, uuid=uuids[index] or None, name=gpu.name)
-            for index, gpu in named.items()
-        }
-    return tuple({**unlisted, **listed}[index] for index in named)
+    # a GPU that has fallen off the bus has no UUID
+    one_is_silent = None in gpu_handles(nvml)
+    states = []
+    for index, gpu in named.items():
+        # which of the unlisted ones is silent is not known
+        unlisted = DeviceState(index=index)
+        if not one_is_silent:
+            unlisted = DeviceState(index=index, uuid=uuids[index] or None, name=gpu.name)
+        states.append(listed.get(index, unlisted))
+    return tuple(states)
 
 
 def states_under_load(samples: Sequence[Sequence[DeviceState]]) -> tuple[DeviceState, ...]:
@@ -144,8 +143,10 @@ def _joined_state(states: Sequence[DeviceState]) -> DeviceState:
         values = [value for state in states if (value := getattr(state, name)) is not None]
         if values and isinstance(values[0], tuple):
             joined[name] = tuple(dict.fromkeys(itertools.chain(*values)))
+        # an idle GPU may lower the generation and width of its link
         elif values and name in ("temperature_c", "pcie_generation", "pcie_width"):
             joined[name] = max(values)
+        # a value that was sampled, not the mean of two
         elif values and name in ("sm_clock_mhz", "power_w"):
             joined[name] = statistics.median_low(values)
     return msgspec.structs.replace(states[-1], **joined)
@@ -171,16 +172,18 @@ def _device_state(
         name: query(nvml, f"nvmlDeviceGet{what}", handle, *rest)
         for name, (what, *rest) in _QUERIES.items()
     }
-    if (power_mw := query(nvml, "nvmlDeviceGetPowerUsage", handle)) is not None:
+    power_mw = query(nvml, "nvmlDeviceGetPowerUsage", handle)
+    if power_mw is not None:
         fields["power_w"] = power_mw / 1000
-    if (reasons := query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
-        fields["throttle_reasons"] = tuple(
-            name for bit, name in _THROTTLE_REASONS.items() if reasons & bit
-        )
-    if own_process_ids is not None and (process_ids := _process_ids(nvml, handle)) is not None:
-        fields["other_process_ids"] = tuple(
-            process_id for process_id in process_ids if process_id not in own_process_ids
-        )
+    reasons = query(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    if reasons is not None:
+        slowing = [name for bit, name in _THROTTLE_REASONS.items() if reasons & bit]
+        fields["throttle_reasons"] = tuple(slowing)
+    # NVML gives the ids of the host's namespace
+    process_ids = _process_ids(nvml, handle)
+    if own_process_ids is not None and process_ids is not None:
+        others = [process_id for process_id in process_ids if process_id not in own_process_ids]
+        fields["other_process_ids"] = tuple(others)
     return DeviceState(index=index, active_nvlinks=len(active_nvlinks(nvml, handle)), **fields)
 
 
@@ -194,12 +197,11 @@ def _settings(variables: Mapping[str, str]) -> dict[str, str]:
     dpscope.launch.torchrun sets, is none.
     """
     loopback = ("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
-    recorded = (
-        variable
-        for variable in sorted(variables.items())
-        if variable[0].startswith(_SETTING_PREFIXES)
-    )
-    return {name: value for name, value in recorded if (name, value) != loopback}
+    recorded = {}
+    for name, value in sorted(variables.items()):
+        if name.startswith(_SETTING_PREFIXES) and (name, value) != loopback:
+            recorded[name] = value
+    return recorded
 
 
 def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = None) -> Environment:
@@ -211,7 +213,8 @@ def collect_environment(nvml: Any | None, on_gpus: bool, code: Path | None = Non
     import torch
 
     accelerators = usable_device_states(nvml, None) if on_gpus else ()
-    engine, nccl = default_engine(torch.distributed), cast(Any, torch.cuda.nccl)
+    engine = default_engine(torch.distributed)
+    nccl = cast(Any, torch.cuda.nccl)
     return Environment(
         hostname=socket.gethostname(),
         platform=platform.platform(),
@@ -249,6 +252,7 @@ def default_engine(distributed: Any) -> str | None:
     """
     if not (distributed.is_available() and distributed.is_nccl_available()):
         return None
+    # a method of torch 2.14
     if (register := getattr(distributed.Backend, "_ensure_backend_registered", None)) is not None:
         register("nccl")
     registered = getattr(distributed.Backend, "_plugins", {}).get("NCCL")
@@ -276,28 +280,30 @@ def commit_of(folder: Path) -> Commit | None:
     Untracked files, such as run folders, do not count as changes. Nothing is written, not even
     git's index.
     """
-    if not any(
-        (place / ".git").exists() for place in (folder.absolute(), *folder.absolute().parents)
-    ):
+    places = (folder.absolute(), *folder.absolute().parents)
+    if not any((place / ".git").exists() for place in places):
         return None
-    head = ["log", "-1", "--no-show-signature", "--format=%H %cI"]
     try:
-        commit, changes = (
-            subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_GIT_TIMEOUT_S,
-                check=True,
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            ).stdout.strip()
-            for arguments in (head, ["status", "--porcelain", "--untracked-files=no"])
-        )
+        commit = _git(folder, "log", "-1", "--no-show-signature", "--format=%H %cI")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
     name, _, committed_at = commit.partition(" ")
     return Commit(name, committed_at, changed=bool(changes))
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints about a checkout; raises OSError or SubprocessError."""
+    git = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_GIT_TIMEOUT_S,
+        check=True,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )
+    return git.stdout.strip()
 
 
 def machine_findings(

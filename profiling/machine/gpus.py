@@ -63,8 +63,10 @@ def _runs_on(built_for: Sequence[str], major: int, minor: int) -> bool:
     for name in built_for:
         if (parts := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)) is None:
             continue
-        kind, suffix = parts[1], parts[4]
-        its_major, its_minor = int(parts[2]), int(parts[3])
+        kind = parts[1]
+        suffix = parts[4]
+        its_major = int(parts[2])
+        its_minor = int(parts[3])
         if suffix == "a":
             runs = (major, minor) == (its_major, its_minor)
         elif kind == "compute" and not suffix:

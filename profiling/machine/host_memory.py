@@ -68,7 +68,8 @@ def touched_heap(steps: int, kept_bytes: int, replica_threads: int = 0) -> Itera
     heaps = 1 + 2 * replica_threads
     blocks_each = max(0, lacking // _BLOCK_BYTES // heaps)
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
     last: list[int] = []  # malloc returns only what is above every block in use to the system
 
     def touch(together: threading.Barrier) -> None:
@@ -125,7 +126,8 @@ def free_host_bytes(root: Path = Path("/")) -> int:
         ("sys/fs/cgroup", "memory.max", "memory.current"),
         ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        limit, used = root / folder / limit_name, root / folder / used_name
+        limit = root / folder / limit_name
+        used = root / folder / used_name
         if limit.exists() and used.exists() and limit.read_text().strip().isdecimal():
             free.append(max(0, int(limit.read_text()) - int(used.read_text())))
     return min(free)

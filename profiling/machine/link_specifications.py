@@ -222,7 +222,8 @@ def parse_link(text: str) -> LinkRate:
 
 
 def _stated(text: str, rate: re.Match[str]) -> LinkRate:
-    given, scale = rate["number"], rate["scale"]
+    given = rate["number"]
+    scale = rate["scale"]
     if scale not in _SCALES:
         raise ValueError(f"{text} is not clear: {_BOTH_UNITS.format(given)}")
     try:

@@ -132,7 +132,8 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
     Raises DpscopeError with the name of a file that cannot be read or has no line of NCCL.
     """
-    reader, hosts = _Reader(), dict[str, None]()
+    reader = _Reader()
+    hosts = dict[str, None]()
     for path in paths:
         empty = True
         for host, process_id, text in _messages(path):

@@ -42,7 +42,8 @@ class TrainingMirror:
         for record in records:
             if self._training != (record.cell, record.seed):
                 self.close()
-                self._training, self._last_epoch = (record.cell, record.seed), 0
+                self._training = (record.cell, record.seed)
+                self._last_epoch = 0
                 self._write = self._run.enter_context(self._open_run(record))
             if record.epoch > self._last_epoch:
                 self._write(record)

@@ -46,7 +46,8 @@ def _precisions(text: str) -> tuple[str, tuple[str, ...]]:
     """The workload's precision and the others from ``off,bf16``: the first in the documented order
     is the workload's.
     """
-    given, choices = set(words(text)), ("off", "bf16", "fp16")
+    given = set(words(text))
+    choices = ("off", "bf16", "fp16")
     first, *others = [name for name in choices if name in given] + sorted(given.difference(choices))
     return first, tuple(others)
 

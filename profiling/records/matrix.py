@@ -367,10 +367,8 @@ class Matrix(Variants, frozen=True):
         """Raise SettingError for a variant that only DDP has, or of gradients that FSDP does not
         have.
         """
-        named, sharded = (
-            ",".join(self.strategies),
-            any(traits_of(strategy).sharded for strategy in self.strategies),
-        )
+        named = ",".join(self.strategies)
+        sharded = any(traits_of(strategy).sharded for strategy in self.strategies)
         for name in DDP_VARIANTS:
             if (value := getattr(self, name)) == getattr(Variants(), name):
                 continue

@@ -73,7 +73,8 @@ def command_without_secrets(command: str) -> str:
 
 
 def _words_without_secrets(words: Sequence[str]) -> list[str]:
-    shown, is_value = [], False
+    shown = []
+    is_value = False
     for word in words:
         is_option = word.startswith("-")
         hidden = is_value and not word.startswith("--")

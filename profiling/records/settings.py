@@ -68,19 +68,17 @@ class Setting(msgspec.Struct, frozen=True, eq=False):
         type.
         """
         others = [part for part in get_args(annotation) if part is not NoneType]
-        plain = (
-            others[0]
-            if get_origin(annotation) in (Union, UnionType) and len(others) == 1
-            else annotation
-        )
+        # `X | None`: the option reads an X
+        is_optional = get_origin(annotation) in (Union, UnionType) and len(others) == 1
+        plain = others[0] if is_optional else annotation
         named = msgspec.structs.replace(self, name=name, kind=plain, option=self.option or name)
         is_switch = named.choices == ("on", "off")
         read = self.text
-        if read is None and get_origin(plain) is tuple:
-            read = whole_numbers if get_args(plain)[0] is int else switches if is_switch else words
         example = self.example
-        if not example and get_origin(plain) is tuple:
-            example = "on or off, or on,off to compare them" if is_switch else "1,2,4"
+        if get_origin(plain) is tuple:
+            several = whole_numbers if get_args(plain)[0] is int else words
+            read = read or (switches if is_switch else several)
+            example = example or ("on or off, or on,off to compare them" if is_switch else "1,2,4")
         usual: str = getattr(kind, "heading", "")
         heading = self.heading or usual
         return msgspec.structs.replace(
@@ -98,20 +96,17 @@ class _Declaring(msgspec.StructMeta):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
     ) -> "_Declaring":
-        settings = {
-            field: declared
-            for field, declared in namespace.items()
-            if isinstance(declared, Setting)
-        }
-        defaults = {
-            field: declared.default
-            for field, declared in settings.items()
-            if declared.default is not msgspec.NODEFAULT
-        }
-        others = {field: value for field, value in namespace.items() if field not in settings}
-        return super().__new__(
-            cls, name, bases, others | defaults | {"declared": settings}, **options
-        )
+        settings: dict[str, Setting] = {}
+        others: dict[str, Any] = {"declared": settings}
+        for field, value in namespace.items():
+            if not isinstance(value, Setting):
+                others[field] = value
+                continue
+            settings[field] = value
+            # msgspec sees the default in the setting's place
+            if value.default is not msgspec.NODEFAULT:
+                others[field] = value.default
+        return super().__new__(cls, name, bases, others, **options)
 
 
 def holds(condition: Callable[[Any], bool], fix: str) -> Check:
@@ -130,7 +125,9 @@ class SettingError(ValueError):
     """
 
     def __init__(self, fix: str, joined: str = " with ", **settings: object) -> None:
-        self.fix, self.joined, self.settings = fix, joined, settings
+        self.fix = fix
+        self.joined = joined
+        self.settings = settings
         super().__init__(self.message(lambda name: name))
 
     def message(self, called: Callable[[str], str]) -> str:
@@ -162,12 +159,12 @@ class ConfigPart(Config, frozen=True):
 def check_settings(part: msgspec.Struct) -> None:
     """Raise SettingError for the first value that the declaration of a setting refuses."""
     for name, declared in declarations(type(part)).items():
-        if (
-            declared.part is None
-            and declared.check is not None
-            and (fix := declared.check(getattr(part, name)))
-        ):
-            raise SettingError(fix, **{name: getattr(part, name)})
+        if declared.part is not None or declared.check is None:
+            continue
+        value = getattr(part, name)
+        fix = declared.check(value)
+        if fix:
+            raise SettingError(fix, **{name: value})
 
 
 def idle_settings(config: msgspec.Struct) -> dict[str, str]:
@@ -196,10 +193,11 @@ def top_level_settings(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def settings_of(config: msgspec.Struct) -> dict[str, object]:
     """All settings of a configuration by name."""
-    return {
-        name: getattr(config if declared.part is None else getattr(config, declared.part), name)
-        for name, declared in declarations(type(config)).items()
-    }
+    values = {}
+    for name, declared in declarations(type(config)).items():
+        part = config if declared.part is None else getattr(config, declared.part)
+        values[name] = getattr(part, name)
+    return values
 
 
 def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
@@ -212,7 +210,8 @@ def in_parts(settings: Mapping[str, object], kind: type[msgspec.Struct]) -> dict
     }
     for name in settings.keys() & declared.keys():
         part = declared[name].part
-        (content if part is None else content[part])[name] = settings[name]
+        values = content if part is None else content[part]
+        values[name] = settings[name]
     return content
 
 
@@ -234,10 +233,13 @@ def declarations(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     subclass narrows keeps its own.
     """
     declared: dict[str, Setting] = {}
-    for base in (parent for parent in reversed(kind.__mro__) if issubclass(parent, msgspec.Struct)):
+    for base in reversed(kind.__mro__):
+        if not issubclass(base, msgspec.Struct):
+            continue
         here: Mapping[str, Setting] = vars(base).get("declared", {})
         annotations: dict[str, Any] = get_annotations(base)
         for name, inner in annotations.items():
+            # a part: its settings stand in its place
             if isinstance(inner, type) and issubclass(inner, ConfigPart):
                 declared |= {
                     field: msgspec.structs.replace(inner_setting, part=name)

@@ -277,7 +277,8 @@ def powersgd_elements(shapes: tuple[tuple[int, ...], ...]) -> int:
     """
     total = 0
     for shape in shapes:
-        rows, columns = (shape[0] if shape else 1), math.prod(shape[1:])
+        rows = shape[0] if shape else 1
+        columns = math.prod(shape[1:])
         sent = (rows + columns) * min(rows, columns, POWERSGD_RANK)
         total += sent if sent * POWERSGD_LEAST_COMPRESSION < rows * columns else rows * columns
     return total

@@ -23,7 +23,8 @@ def balanced_orders(
     """
     orders = list(begun)
     while len(orders) < turns:
-        draw, left = random.Random(f"{seed} {len(orders)}"), turns - len(orders)
+        draw = random.Random(f"{seed} {len(orders)}")
+        left = turns - len(orders)
         first, *others = _three(cells) if left % 2 == 1 and left > 1 else _two(cells)
         named = draw.sample(range(cells), cells) if orders else range(cells)
         block = [first, *draw.sample(others, len(others))]

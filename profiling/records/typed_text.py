@@ -28,7 +28,7 @@ def parse_size(text: str, unit_bytes: int = 1) -> float:
     if parts["scale"]:
         base = 1000 if parts["byte"] and not parts["binary"] else 1024
         factor = base ** {"k": 1, "m": 2, "g": 3, "t": 4}[parts["scale"].lower()]
-    elif not parts[0][-1].isdigit() and parts[0][-1] != ".":
+    elif parts[0][-1].isalpha():
         factor = 1  # with "B" or "bytes"
     size = float(parts["number"]) * factor
     if not 0 < size < math.inf:
@@ -84,7 +84,9 @@ def choose_from(word: object, choices: Iterable[str], verb: str = "choose from")
     meant = nearest(str(word), words) or [
         choice for choice in words if str(word).startswith(f"{choice}-")
     ]
-    return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}" if meant else advice
+    if not meant:
+        return advice
+    return f"did you mean {meant[0]}? {advice[0].upper()}{advice[1:]}"
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -132,8 +132,10 @@ class JobFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.result_path, self.settings_path = path / RESULT_NAME, path / SETTINGS_NAME
-        self.log_path, self.torchrun_path = path / "log.txt", path / TORCHRUN_NAME
+        self.result_path = path / RESULT_NAME
+        self.settings_path = path / SETTINGS_NAME
+        self.log_path = path / "log.txt"
+        self.torchrun_path = path / TORCHRUN_NAME
 
     def of_node(self, node: int) -> "JobFolder":
         """The log of another node's part until it is added to the job's log."""
@@ -236,10 +238,8 @@ class RepeatFolder(JobFolder):
 
     def clear_attempt(self) -> None:
         """Remove the measurements of an earlier attempt; files of the running job stay."""
-        measured, folders = (
-            (RESULT_NAME, "rank_", "samples_"),
-            (self.path / "traces", self.path / "counters", self.collectives_path),
-        )
+        measured = (RESULT_NAME, "rank_", "samples_")
+        folders = (self.path / "traces", self.path / "counters", self.collectives_path)
         remove_written(
             self.run.path,
             self.path,
@@ -250,7 +250,8 @@ class RepeatFolder(JobFolder):
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest_path, self.calibration_path = path / MANIFEST_NAME, path / CALIBRATION_NAME
+        self.manifest_path = path / MANIFEST_NAME
+        self.calibration_path = path / CALIBRATION_NAME
         self.report_path = path / REPORT_NAME
 
     def manifest(self) -> Manifest:

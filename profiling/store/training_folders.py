@@ -56,7 +56,8 @@ class TrainingFolder(JobFolder):
 class TrainFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest_path, self.log_path = path / TRAIN_MANIFEST_NAME, path / TRAIN_LOG_NAME
+        self.manifest_path = path / TRAIN_MANIFEST_NAME
+        self.log_path = path / TRAIN_LOG_NAME
 
     def training(self, cell: Cell, seed: int) -> TrainingFolder:
         return TrainingFolder(self.path / TRAININGS_NAME / cell.name / f"seed{seed}")
