@@ -312,7 +312,7 @@ def _distributed(
     return wrapped
 
 
-def _buffer_arguments(options: CellOptions) -> dict[str, bool]:
+def _buffer_arguments(options: CellOptions) -> dict[str, Any]:
     """broadcast_buffers only where it is off: torch 2.15 warns about it, and 2.8 has no other name
     for it.
     """
