@@ -1,4 +1,4 @@
-"""The links between the GPUs by NVML: NVLinks, PCIe, and the connection of each pair. Imports no
+"""The links between the GPUs by NVML: NVLinks and PCIe, of each GPU and between each pair. Imports no
 torch.
 
 Values that NVML does not report are None.
@@ -26,28 +26,11 @@ _NEWEST_NVLINK = {4: 1, 5: 2, 6: 2, 7: 3, 8: 3, 9: 4, 10: 5, 13: 6}
 an H100.
 """
 
-_TOPOLOGIES = {
-    0: "same board",
-    10: "one PCIe switch (PIX)",
-    20: "several PCIe switches (PXB)",
-    30: "PCIe host bridge (PHB)",
-    40: "host bridges of one NUMA node (NODE)",
-    50: "between NUMA nodes (SYS)",
-}
-_PEER_STATUS = {
-    1: "chipset not supported",
-    2: "GPU not supported",
-    3: "topology of the I/O hub not supported",
-    4: "disabled by the driver's registry key",
-    5: "not supported",
-}
 _QUERIES = {
     "uuid": "UUID",
     "name": "Name",
     "pcie_generation": "MaxPcieLinkGeneration",
     "pcie_width": "MaxPcieLinkWidth",
-    "current_pcie_generation": "CurrPcieLinkGeneration",
-    "current_pcie_width": "CurrPcieLinkWidth",
 }
 """Fields of DeviceLinks as nvmlDeviceGet... answers them."""
 
@@ -72,9 +55,10 @@ def interconnect(nvml: Any | None, torch_uuids: Sequence[str] = ()) -> Interconn
     `torch_uuids` are those of torch's devices in torch's order; a GPU that is not among them has no
     `torch_index`.
     """
-    handles = {
-        index: handle for index, handle in enumerate(gpu_handles(nvml)) if handle is not None
-    }
+    handles = {}
+    for index, handle in enumerate(gpu_handles(nvml)):
+        if handle is not None:
+            handles[index] = handle
     addresses = {
         index: _address(query(nvml, "nvmlDeviceGetPciInfo", handle))
         for index, handle in handles.items()
@@ -120,24 +104,24 @@ def _device_links(
 ) -> DeviceLinks:
     version = None
     if active:
-        version = _NVLINK_GENERATIONS.get(
-            query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0])
-        )
-        newest = _NEWEST_NVLINK.get(query(nvml, "nvmlDeviceGetArchitecture", handle))
-        version = version if version is None or newest is None else min(version, newest)
+        reported = query(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0])
+        version = _NVLINK_GENERATIONS.get(reported)
+        architecture = query(nvml, "nvmlDeviceGetArchitecture", handle)
+        newest = _NEWEST_NVLINK.get(architecture)
+        if version is not None and newest is not None:
+            version = min(version, newest)
     fields = {
         field: query(nvml, f"nvmlDeviceGet{what}", handle) for field, what in _QUERIES.items()
     }
-    rate = nvlink(version, len(active), fields["name"])
+    torch_index = None
+    if fields["uuid"] is not None:
+        torch_index = torch_indices.get(bare_uuid(fields["uuid"]))
     return DeviceLinks(
         **fields,
         index=index,
-        torch_index=torch_indices.get(bare_uuid(fields["uuid"]))
-        if fields["uuid"] is not None
-        else None,
+        torch_index=torch_index,
         active_nvlinks=len(active),
         nvlink_version=version,
-        nvlink_gb_per_s=None if rate is None else rate.gb_per_s,
     )
 
 
@@ -153,19 +137,20 @@ def _pair(nvml: Any | None, first: _Gpu, second: _Gpu) -> PairLink:
     status = query(nvml, "nvmlDeviceGetP2PStatus", first.handle, second.handle, _READ)
     direct = 0 if second.address is None else first.far_ends.count(second.address)
     switched = first.on_switch and second.on_switch
-    links = min(first.links.active_nvlinks, second.links.active_nvlinks) if switched else direct
-    fastest = nvlink(first.links.nvlink_version, links, first.links.name)
+    links = direct
+    if switched:
+        links = min(first.links.active_nvlinks, second.links.active_nvlinks)
+    if links:
+        rate = nvlink(first.links.nvlink_version, links, first.links.name)
+    else:
+        rate = _slower([_pcie(first.links), _pcie(second.links)])
     return PairLink(
         first=first.links.index,
         second=second.links.index,
-        topology=_TOPOLOGIES.get(
-            query(nvml, "nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)
-        ),
         direct_nvlinks=direct,
         through_nvswitch=switched,
         peer_access=None if status is None else status == 0,
-        peer_status=_PEER_STATUS.get(status),
-        rate=fastest if links else _slower([_pcie(first.links), _pcie(second.links)]),
+        rate=rate,
     )
 
 
@@ -175,9 +160,13 @@ def _pcie(device: DeviceLinks) -> LinkRate | None:
 
 def _slower(rates: Iterable[LinkRate | None]) -> LinkRate | None:
     """The slowest of these links; unknown when one of them is."""
-    given = list(rates)
-    stated = [rate for rate in given if rate is not None]
-    return min(stated, key=lambda rate: rate.gb_per_s) if len(stated) == len(given) else None
+    slowest = None
+    for rate in rates:
+        if rate is None:
+            return None
+        if slowest is None or rate.gb_per_s < slowest.gb_per_s:
+            slowest = rate
+    return slowest
 
 
 def group_rate(links: Interconnect, torch_indices: Iterable[int]) -> LinkRate | None:

@@ -24,10 +24,11 @@ class DeviceLinks(Stored, frozen=True):
     torch_index: int | None = None  # the same GPU's index in this process's torch, matched by UUID
     active_nvlinks: int = 0
     nvlink_version: int | None = None  # generation, 1 to 5
-    nvlink_gb_per_s: float | None = None  # all active links together
     # the highest that device and slot support; the current one drops at idle
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    # in folders of earlier versions
+    nvlink_gb_per_s: float | None = None
     current_pcie_generation: int | None = None
     current_pcie_width: int | None = None
 
@@ -37,13 +38,13 @@ class PairLink(Stored, frozen=True):
 
     first: int  # NVML's indices
     second: int
-    # the nearest common ancestor, with nvidia-smi's short name in brackets
-    topology: str | None = None
     direct_nvlinks: int = 0  # from one to the other without a switch
     through_nvswitch: bool = False
     peer_access: bool | None = None
-    peer_status: str | None = None  # why peer access is impossible, by NVML
     rate: LinkRate | None = None
+    # in folders of earlier versions
+    topology: str | None = None
+    peer_status: str | None = None
 
 
 class Interconnect(Stored, frozen=True):
