@@ -61,7 +61,6 @@ class Targets:
     flops: StatedFlops | None = None  # of cells that did not count them
     figure_formats: Sequence[str] = DEFAULT_FORMATS  # as in `write_report`
     open_page: bool = False  # in the user's browser
-    topology: Path | None = None  # of traces: a file of hosts and their switches
     hide_hosts: bool = False  # of traces: numbers replace host names in all output
 
     @property

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -386,23 +385,19 @@ _FAR_OUT = "far out: ranks more than six median absolute deviations above the me
 _SHOWN = 10  # rows of a fold; the JSON has them all
 
 
-def placed(
-    analysis: Job,
-    switches: Mapping[str, str] = MappingProxyType({}),
-    numbers: Anonymizer | None = None,
-) -> tuple[Job, Table]:
+def placed(analysis: Job, numbers: Anonymizer | None = None) -> tuple[Job, Table]:
     """The analysis with findings about its hosts, and where its ranks run; with `numbers` for the
     hosts' names in all of it.
     """
-    places = rank_places(analysis.summaries, switches)
+    places = rank_places(analysis.summaries)
     if numbers is not None:
         analysis, places = _hidden(analysis, places, numbers.text)
     return with_host_findings(analysis, places), places
 
 
 def fold_ranks(analysis: Job, places: Table) -> Folded:
-    """What stands in place of each rank's rows: its JSON is `spreads`, and `by_host`,
-    `by_local_rank`, `by_switch`.
+    """What stands in place of each rank's rows: its JSON is `spreads`, `by_host` and
+    `by_local_rank`.
     """
     means = rank_means(analysis)
     folds = {by: fold(analysis, means, places, by) for by in FOLDS}
@@ -410,7 +405,7 @@ def fold_ranks(analysis: Job, places: Table) -> Folded:
 
 
 def spread_tables(found: Folded) -> list[TextTable]:
-    """Ranks by their spread, then waiting by host, local rank and switch."""
+    """Ranks by their spread, then waiting by host and local rank."""
     places = {row["rank"]: row for row in found.places.records()}
 
     def worst(one: RankSpread) -> str:

@@ -45,7 +45,6 @@ from dpscope.analysis.text.text_table import TextTable
 from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.jobs import distinct_names
-from dpscope.analysis.traces.ranks.places import read_topology
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
 from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one_job
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
@@ -132,7 +131,7 @@ def print_traces(
     error names.
 
     On a terminal the facts, where a step goes and errors come first; all other tables and findings
-    follow if that is `verbose`, or if waiting by switch was asked for.
+    follow if that is `verbose`.
     """
     jobs = _with_places(read_jobs(paths, limits), targets)
     report = page = None
@@ -153,7 +152,7 @@ def print_traces(
     elif output_format == "csv":
         write_out(job_csv(jobs))
     elif output_format == "table":
-        _print_screen(console, jobs, modelled, whole=verbose or targets.topology is not None)
+        _print_screen(console, jobs, modelled, whole=verbose)
     else:
         tables = [*job_tables(jobs, with_ledger=True), *model_tables(modelled)]
         print_tables(tables, output_format, console)
@@ -171,7 +170,6 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     """Each job with what is known of its hosts, and with numbers for them where names are to be
     hidden.
     """
-    switches = {} if targets.topology is None else read_topology(targets.topology)
     found = (one for read in analyses.values() for one in read.summaries)
     hosts = dict.fromkeys(
         host for rank in found for host in (rank.host, rank.read_on) if host is not None
@@ -181,9 +179,9 @@ def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
     names = distinct_names([name if numbers is None else numbers.text(name) for name in analyses])
     jobs: dict[str, ReadJob] = {}
     for name, read in zip(names, analyses.values(), strict=True):
-        analysis, places = placed(read, switches, numbers)
+        analysis, places = placed(read, numbers)
         many = len(read.summaries) > MOST_TO_DRAW  # are shown by their spread and not one by one
-        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if many or switches else None)
+        jobs[name] = ReadJob(analysis, fold_ranks(analysis, places) if many else None)
     return jobs
 
 

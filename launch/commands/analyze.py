@@ -87,14 +87,13 @@ IDLE = (
         options.any_run,
         "it applies to trace files: a run's traces are read whole, by their own steps",
     ),
-    Idle("topology", options.any_run, "it applies to traces and partials"),
     Idle(
         "hide_hosts",
         options.any_run,
         "it applies to traces and partials; dpscope bundle hides a run's hosts",
     ),
     Idle(
-        "topology hide_hosts",
+        "hide_hosts",
         lambda values: values["output_format"] == "csv" and not options.any_record(values),
         "the CSV of traces names no host",
     ),
@@ -109,7 +108,7 @@ IDLE = (
         "it states where the ranks of Flight Recorder dumps ran; traces and runs record that",
     ),
     Idle(
-        "calibration nccl_log flops topology max_events steps_by",
+        "calibration nccl_log flops max_events steps_by",
         options.any_record,
         "records of collectives hold no steps and no compute",
     ),
@@ -172,10 +171,6 @@ class AnalyzeRequest(Request):
     verbose: options.Verbose = False
     quiet: options.Quiet = False
     open_page: options.OpenPage = False
-    topology: Path | None = option(
-        "show waiting by switch: a file of hosts and their switches, or Slurm's topology.conf",
-        rich_help_panel=READING,
-    )
     hosts: Path | None = option(
         "where the ranks of Flight Recorder dumps ran: a file of lines such as 8, node1",
         rich_help_panel=READING,
@@ -204,13 +199,10 @@ def analyze(request: AnalyzeRequest) -> None:
         flops=flops,
         figure_formats=_figure_formats(request.figures),
         open_page=request.open_page,
-        topology=request.topology,
         hide_hosts=request.hide_hosts,
     )
     logs = request.nccl_log or ()
     options.require_paths("--nccl-log", logs, "NCCL's log of the job, or a folder of logs")
-    if request.topology is not None:
-        options.require_paths("--topology", [request.topology], "a file of hosts and switches")
     runs, console = runs_among(request.paths), open_console()
     if not runs:
         from dpscope.analysis.output.traces_screen import print_traces

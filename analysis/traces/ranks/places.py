@@ -1,13 +1,9 @@
-"""Where ranks run: hosts, local ranks and switches, and many ranks summarised by them: medians,
-percentiles, who waits for whom.
-
-The switch of each host comes from a file of pairs or Slurm's topology.conf.
+"""Where ranks run: hosts and local ranks, and many ranks summarised by them: medians, percentiles,
+who waits for whom.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -22,126 +18,20 @@ from dpscope.analysis.traces.reading.event_table import FloatColumn
 from dpscope.analysis.traces.reading.table import UNKNOWN, Table
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
-from dpscope.profiling.store.errors import DpscopeError, unreadable
-
-_PAIR = re.compile(r"(\w+)=(\S+)")
-_MOST_HOSTS = 1_000_000  # in one range: more is a typing error
-_EXAMPLE = "write HOST SWITCH, or SwitchName=s0 Nodes=n[0-15]"
 
 
-def read_topology(path: Path) -> dict[str, str]:
-    """Read the switch of each host. A line holds a host and its switch, separated by a blank, or is
-    a line of Slurm's topology.conf: `SwitchName=s0 Nodes=n[0000-0015]`, or for blocks
-    `BlockName=b0 Nodes=...`. `#` begins a comment.
-
-    Raises DpscopeError for a file that cannot be read, a line of neither form, and a host on two
-    switches.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DpscopeError(
-            f"{unreadable(path, error)}; name a file that lists hosts and their switches"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DpscopeError(
-            f"{path} is not a text file; name a file that lists hosts and their switches"
-        ) from error
-    switches: dict[str, str] = {}
-    for line in _lines(text):
-        try:
-            for host, switch in _hosts_of(line):
-                if switches.setdefault(host, switch) != switch:
-                    raise ValueError(f"{host} is on {switches[host]} and on {switch}")
-        except ValueError as error:
-            raise DpscopeError(f"{path}, {line[:60]!r}: {error}; {_EXAMPLE}") from error
-    if not switches:
-        raise DpscopeError(f"{path} contains no host; write a host and its switch on each line")
-    return switches
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Without comments; a line that ends with a backslash goes on in the next one."""
-    uncommented = re.sub(r"#.*", "", text)
-    for line in re.sub(r"\\\s*\n", " ", uncommented).splitlines():
-        if line := line.strip():
-            yield line
-
-
-def _hosts_of(line: str) -> list[tuple[str, str]]:
-    """Hosts with their switch; empty for a switch of switches, and an option of Slurm. Raises
-    ValueError.
-    """
-    options = {name.lower(): value.strip("\"'") for name, value in _PAIR.findall(line)}
-    if options.keys() & {"switches", "blocksizes"}:
-        return []
-    words = line.split()
-    if options:
-        switch = options.get("switchname", options.get("blockname"))
-        words = [word for word in (options.get("nodes"), switch) if word is not None]
-    if len(words) != 2:
-        raise ValueError("it is not a host and its switch")
-    hosts, switch = words
-    return [(host, switch) for host in expand_hosts(hosts)]
-
-
-def expand_hosts(text: str) -> Iterator[str]:
-    """Expand a host list in Slurm's notation; raises ValueError for an invalid range.
-
-    >>> list(expand_hosts("n[08-10,12],login"))
-    ['n08', 'n09', 'n10', 'n12', 'login']
-    """
-    for part in re.split(r",(?![^\[]*\])", text):
-        before, begun, rest = part.partition("[")
-        if not begun:
-            yield part
-            continue
-        inside, closed, after = rest.partition("]")
-        if not closed:
-            raise ValueError(f"{part[:60]!r} has an unmatched bracket")
-        for piece in inside.split(","):
-            for number in _range(piece):
-                yield from expand_hosts(before + number + after)
-
-
-def _range(text: str) -> Iterator[str]:
-    """The numbers of a range such as 08-10, with as many digits as its first."""
-    first, _, last = text.partition("-")
-    ends = [first, last or first]
-    if not all(end.isdecimal() and len(end) < 10 for end in ends):
-        raise ValueError(f"[{text[:60]}] is not a range of hosts, such as [0-15]")
-    low, high = map(int, ends)
-    if not low <= high < low + _MOST_HOSTS:
-        raise ValueError(f"[{text[:60]}] is not a range of hosts, such as [0-15]")
-    for number in range(low, high + 1):
-        yield f"{number:0{len(first)}d}"
-
-
-def rank_places(summaries: Sequence[TraceSummary], switches: Mapping[str, str]) -> Table:
-    """A row for each known rank: `rank`, `host`, `local_rank`, `switch`; NA if unknown.
+def rank_places(summaries: Sequence[TraceSummary]) -> Table:
+    """A row for each known rank: `rank`, `host`, `local_rank`; NA if unknown.
 
     The host is the one in the trace, else the one that reduced it locally. torchrun numbers ranks
     node by node, so the local rank is the rank modulo the ranks per node if each host holds one
-    such block; else the position among its host's ranks. Raises DpscopeError if `switches` contains
-    none of the hosts.
+    such block; else the position among its host's ranks.
     """
     numbered = [summary for summary in summaries if summary.rank is not None]
-    hosts = [place.host or place.read_on for place in numbered]
-    # By its full or short name.
-    switch_of_host = [
-        None if host is None else switches.get(host) or switches.get(host.partition(".")[0])
-        for host in hosts
-    ]
-    named = [host for host in hosts if host is not None]
-    if switches and named and not any(switch_of_host):
-        raise DpscopeError(
-            f"--topology lists none of the hosts in these traces, such as {named[0]}; add them with their switches"
-        )
     table = Table.of(
         rank=[place.rank for place in numbered],
-        host=hosts,
+        host=[place.host or place.read_on for place in numbered],
         local_rank=[None] * len(numbered),
-        switch=switch_of_host,
     )
     table = table.take(table.group("rank").first)
     rows = np.flatnonzero(table.known("host"))
@@ -172,7 +62,7 @@ QUANTITIES = {
 `lateness_us` is how long another rank waits for it in a step, mean over the others.
 """
 
-FOLDS = ("host", "local_rank", "switch")
+FOLDS = ("host", "local_rank")
 _FAR = 6.0  # median absolute deviations above the median, beyond which a rank is an outlier
 
 

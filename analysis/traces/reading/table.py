@@ -36,7 +36,6 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
         "kernel",
         "part",
         "host",
-        "switch",
         "measuring_pass",
     ),
     "truth": ("partial_window", "compute_stream", "overlapped"),

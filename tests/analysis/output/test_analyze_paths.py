@@ -70,8 +70,6 @@ def test_a_file_that_is_not_there_is_named_with_its_option() -> None:
     trace, nope = DATA / "a100x2_ddp_resnet50_rank0.json.gz", Path("nope")
     with pytest.raises(DpscopeError, match=r"--nccl-log nope does not exist; name NCCL's log"):
         analyze(AnalyzeRequest(flags={}, given={}, paths=[trace], nccl_log=[nope]))
-    with pytest.raises(DpscopeError, match=r"--topology nope does not exist; name a file of hosts"):
-        analyze(AnalyzeRequest(flags={}, given={}, paths=[trace], topology=nope))
 
 
 def test_a_file_that_is_no_calibration_is_called_that(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ SITUATIONS = {
     "analyze TRACE": "--target-efficiency 0.8 --target-accuracy 90% --tables --quiet --figures svg --open "
     "--hosts hosts.txt",
     "analyze TRACE --format csv": "--link 10GB/s --calibration calibration.json --nccl-log nccl.log --flops 1T "
-    "--topology topology.conf --hide-hosts",
-    "analyze RUN": f"{LIMITS} --steps-by step --target-accuracy 90% --topology topology.conf --hide-hosts",
+    "--hide-hosts",
+    "analyze RUN": f"{LIMITS} --steps-by step --target-accuracy 90% --hide-hosts",
     "analyze RUN --format csv": "--nccl-log nccl.log --target-efficiency 0.8",
     "analyze RUN --format json": f"--report x --tables {DETAIL}",
     "analyze RUN --tables": f"--nccl-log nccl.log --flops 1T --report x --target-efficiency 0.8 {DETAIL}",
@@ -53,7 +53,7 @@ SITUATIONS = {
     "analyze TRAINED --format csv": "--target-accuracy 90%",
     "analyze TRAINED --tables": "--target-accuracy 90%",
     "analyze PARTIAL": LIMITS,
-    "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T --topology topology.conf "
+    "analyze RECORD": "--calibration calibration.json --nccl-log nccl.log --flops 1T "
     "--max-events 1000000 --steps-by step",
     "reduce PARTIAL -o x.dpscope": f"--share 1/2 --jobs 2 --steps-by step {LIMITS}",
     "merge TRACE -o merged.json": "--cell ddp-d2-b2 --repeat 1",

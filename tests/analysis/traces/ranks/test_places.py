@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.places import rank_means, read_topology, spreads
+from dpscope.analysis.traces.ranks.places import rank_means, spreads
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.launch.contents import app
-from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.many_ranks import PER_NODE, TRANSFER_US, lateness_us, write_partials
 
 RANKS, STEPS, PER_STEP = 1024, 4, 5
@@ -52,23 +51,18 @@ def shares(waits: np.ndarray) -> np.ndarray:
     return np.asarray(caused / waits.sum())
 
 
-def analyzed(folder: Path, *options: str) -> Any:
-    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json", *options])
+def analyzed(folder: Path) -> Any:
+    ended = CliRunner().invoke(app, ["analyze", str(folder), "--format", "json"])
     return ended.exception or json.loads(ended.output)
 
 
 @pytest.mark.long
-def test_the_bad_node_its_local_rank_and_its_switch_are_named(
-    folder: Path, tmp_path: Path, waits: np.ndarray
-) -> None:
+def test_the_bad_node_and_its_local_rank_are_named(folder: Path, waits: np.ndarray) -> None:
     caused = shares(waits)
     node = caused.reshape(-1, PER_NODE).sum(axis=1)
     assert node.argmax() == BAD_NODE
     assert 0.6 < node[BAD_NODE] < 0.8
-    switches = tmp_path / "topology.conf"
-    switches.write_text("# leaves\nSwitchName=s0 Nodes=n[0000-0015]\nSwitchName=s1 Nodes=n[0016-0127] LinkSpeed=1\n"
-                        "SwitchName=top Switches=s[0-1]\n")  # fmt: skip
-    content = analyzed(folder, "--topology", str(switches))
+    content = analyzed(folder)
     (finding,) = [
         one["message"] for one in content["findings"] if one["code"] == "waiting_for_node"
     ]
@@ -81,12 +75,7 @@ def test_the_bad_node_its_local_rank_and_its_switch_are_named(
     assert content["by_host"][0]["caused_share"] == pytest.approx(node[BAD_NODE])
     assert content["by_local_rank"][0]["local_rank"] == BAD_LOCAL
     assert sum(row["caused_share"] for row in content["by_host"]) == pytest.approx(1.0)
-    rows = {row["switch"]: row for row in content["by_switch"]}
-    assert [rows["s0"]["ranks"], rows["s1"]["ranks"]] == [128, 896]
-    assert rows["s0"]["caused_share"] == pytest.approx(caused[:128].sum())
     assert "ranks_missing" not in {one["code"] for one in content["findings"]}
-    switches.write_text("m0 s0\n")
-    assert "lists none of the hosts" in str(analyzed(folder, "--topology", str(switches)))
 
 
 def test_spreads_are_over_the_means_of_ranks(analysis: Job, waits: np.ndarray) -> None:
@@ -126,64 +115,3 @@ def test_missing_ranks_are_reported(left_out: int, known: bool, tmp_path: Path) 
         f"{RANKS - left_out:,} of 1,024 ranks were read, missing: 300 to 302, 511, {last}; "
     )
     assert ("transfer is an upper bound" in message) is known
-
-
-# Files that list the switch of each host, as people and Slurm write them, and invalid ones.
-
-
-def switches_in(tmp_path: Path, text: str) -> dict[str, str]:
-    path = tmp_path / "topology.conf"
-    path.write_text(text)
-    return read_topology(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n0 s0\nn1 s0\n",
-        "\ufeffn0 s0\nn1\ts0\n",
-        "n[0,1] s0\n",
-        "n[0-1] s0\n",
-        "SwitchName=s0 Nodes=n[0-1]  # left row\n",
-        "switchname=s0 linkspeed=100 nodes=n0,n1\n",
-        "Nodes=n[0-1] SwitchName=s0\n",
-        "SwitchName=s0 \\\n  Nodes=n[0-1]\nSwitchName=core Switches=s[0-1]\n",
-        'SwitchName=s0 Nodes="n[0-1]"\n',
-        "BlockName=s0 Nodes=n[0-1]\nBlockSizes=2\n",
-    ],
-)
-def test_all_forms_are_equivalent(tmp_path: Path, text: str) -> None:
-    assert switches_in(tmp_path, text) == {"n0": "s0", "n1": "s0"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "SwitchName=s0 Nodes=n[a-b]\n",
-            r"'SwitchName=s0 Nodes=n\[a-b\]': \[a-b\] is not a range of hosts, such as \[0-15\]",
-        ),
-        ("\nSwitchName=s0 Nodes=n[5-2]\n", r"\[5-2\] is not a range"),
-        ("SwitchName=s0 Nodes=n[0-999999999]\n", r"\[0-999999999\] is not a range"),  # and at once
-        ("SwitchName=s0 Nodes=n[0-3\n", r"'n\[0-3' has an unmatched bracket"),
-        ("n0 s0\nn0 s1\n", "'n0 s1': n0 is on s0 and on s1; write"),
-        (
-            "n0 s0 rack7\n",
-            "'n0 s0 rack7': it is not a host and its switch; write HOST SWITCH, or SwitchName",
-        ),
-        ("SwitchName=s0\n", "'SwitchName=s0': it is not a host and its switch"),
-        ("- topology: tree\n", "is not a host and its switch"),
-        ("\n  \n", "contains no host"),
-        ("# n0 s0\n", "contains no host"),
-    ],
-)
-def test_invalid_lines_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DpscopeError, match=message) as caught:
-        switches_in(tmp_path, text)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "topology.conf").write_bytes(b"n0 \xff\xfe\n")
-    with pytest.raises(DpscopeError, match="is not a text file"):
-        read_topology(tmp_path / "topology.conf")
