@@ -87,7 +87,7 @@ SHARDED = "sharded (FSDP- or ZeRO-like)"
     [
         ("data_parallel/shapes", "DDP-like; seen"),
         ("data_parallel/plain", "DDP-like; seen"),
-        ("tensor_parallel/shapes", "not DDP: its backward pass all-reduces what others do too"),
+        ("tensor_parallel/shapes", "no DDP: nothing is all-reduced by the backward pass alone"),
         ("tensor_parallel/plain", "DDP-like or tensor-parallel: the sizes"),
         ("fully_sharded/shapes", f"{SHARDED}; seen"),
         ("fully_sharded/plain", f"{SHARDED}; seen"),

@@ -36,31 +36,26 @@ _FUNCTIONAL = re.compile(r"^_c10d_functional::")
 _REQUEST = re.compile(r"^(?:_c10d_functional|c10d)::")
 _RANGE = re.compile(r"^(?:nccl|gloo):")
 _NO_ARGS = CommunicationArgs()
-_FEW = 256  # elements: a loss, an accuracy, counts of classes; gradients of a model are more
-
 Alike = tuple[str | None, int | None]
 """Group, and elements of the input (bytes where only these are recorded); None where not
 recorded.
 """
 
 
-class Requests(msgspec.Struct, frozen=True, rename={"undetermined": "untold"}):
+class Requests(msgspec.Struct, frozen=True):
     """How many collectives of one kind each part of the steps requested.
 
     Tensor parallelism reduces activations in the forward pass and their gradients, which are as
     large, in the backward pass; gradients of parameters are reduced once a step, in the backward
     pass alone. So one that the backward pass requests is of activations if the forward pass
-    requests at least half as many like it, in group and size; where sizes are not recorded it is
-    undetermined. What like gradients comes right after the backward pass is of gradients: its last
-    bucket.
+    requests at least half as many like it, in group and size. What like gradients comes right
+    after the backward pass is of gradients: its last bucket.
     """
 
     gradients: Count = 0
     activations: Count = 0
-    undetermined: Count = 0
     forward: Count = 0
     after: int = 0  # and unlike gradients
-    large_after: int = 0  # of these, of more elements than metrics have
     seen: int = 0  # in all
 
 
@@ -75,17 +70,11 @@ def requests(events: EventTable, steps: StepRanges, kind: str) -> Requests:
     # what the forward pass requests too
     mirrored = {key for key, count in by_backward.items() if 2 * by_forward[key] >= count}
     gradients = by_backward.keys() - mirrored
-    # after the backward pass: not its last bucket
-    unlike = {key: count for key, count in by_rest.items() if key not in gradients}
     return Requests(
         gradients=sum(by_backward[key] + by_rest[key] for key in gradients),
-        activations=sum(by_backward[key] for key in mirrored if key[1] is not None),
-        undetermined=sum(by_backward[key] for key in mirrored if key[1] is None),
+        activations=sum(by_backward[key] for key in mirrored),
         forward=by_forward.total(),
-        after=sum(unlike.values()),
-        large_after=sum(
-            count for (_, size), count in unlike.items() if size is not None and size > _FEW
-        ),
+        after=sum(count for key, count in by_rest.items() if key not in gradients),
         seen=len(rows),
     )
 
@@ -172,21 +161,17 @@ _PIPELINE = ", but sends and receives (pipeline-like)"
 NO_BACKWARD = (
     "unknown: no operators of a backward pass in the trace show what launched its collectives"
 )
-_NO_SIZES = "the sizes that distinguish gradients from activations are not recorded"
-_NO_GRADIENTS = "not DDP: its backward pass all-reduces what others do too, and no gradients of parameters (tensor-parallel)"
 _NOTHING_LAUNCHES = (
     "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
 )
-_AFTER_BACKWARD = (
-    "unknown: it all-reduces after the backward pass: gradients averaged without DDP, or metrics"
-)
-_NOT_BY_BACKWARD = (
-    "not DDP: its all-reduces are not launched by the backward pass (tensor-parallel or metrics)"
+_NO_GRADIENTS = (
+    "no DDP: nothing is all-reduced by the backward pass alone (tensor-parallel, gradients averaged after "
+    "the backward pass, or metrics)"
 )
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"
 
 
-class ParallelismEvidence(msgspec.Struct, frozen=True, rename={"requested_kinds": "asked_kinds"}):
+class ParallelismEvidence(msgspec.Struct, frozen=True):
     """What one process's trace shows."""
 
     devices: Count = 0  # that worked in its steps
@@ -265,31 +250,25 @@ def parallelism_name(evidence: Sequence[ParallelismEvidence], collectives: Table
 
 
 def _by_collectives(evidence: Sequence[ParallelismEvidence], kinds: set[str]) -> str:
-    """The first name that applies, from what shows most to what shows least."""
+    """By who requested the reductions: the parameters' gradients, or something else as well."""
     reduced, scattered = _together(evidence)
     ddp = any(rank.ddp_forward for rank in evidence)
-    reduces = "all_reduce" in kinds
     gathers_after = scattered.after > 0 and "all_gather" in kinds
-    besides = _ACTIVATIONS * bool(reduced.activations)
-    besides += _SHARDED_FORWARD * bool(scattered.activations + scattered.forward)
-    names = (
-        (
-            scattered.gradients or (gathers_after and not (reduced.gradients and ddp)),
-            _SHARDED + _AND_GRADIENTS * bool(reduced.gradients) + besides,
-        ),
-        (
-            reduced.gradients or (reduced.undetermined and ddp),
-            _DDP + _SHARED * ("all_to_all" in kinds) + besides,
-        ),
-        (scattered.undetermined, f"sharded or sequence-parallel: {_NO_SIZES}"),
-        (reduced.activations, _NO_GRADIENTS),
-        (reduced.undetermined, f"DDP-like or tensor-parallel: {_NO_SIZES}"),
-        (reduces and not reduced.seen, _NOTHING_LAUNCHES),
-        (reduced.large_after or (reduced.after and not reduced.forward), _AFTER_BACKWARD + besides),
-        (reduces, _NOT_BY_BACKWARD + besides),
-        (True, _NO_REDUCTION + _PIPELINE * bool(kinds & _MESSAGES) + besides),
-    )
-    return next(name for applies, name in names if applies)
+    if scattered.gradients or (gathers_after and not (reduced.gradients and ddp)):
+        name = _SHARDED + _AND_GRADIENTS * bool(reduced.gradients)
+    elif reduced.gradients:
+        name = _DDP + _SHARED * ("all_to_all" in kinds)
+    elif "all_reduce" not in kinds:
+        name = _NO_REDUCTION + _PIPELINE * bool(kinds & _MESSAGES)
+    elif not reduced.seen:
+        return _NOTHING_LAUNCHES
+    else:
+        return _NO_GRADIENTS
+    if reduced.activations:
+        name += _ACTIVATIONS
+    if scattered.activations or scattered.forward:
+        name += _SHARDED_FORWARD
+    return name
 
 
 def _together(evidence: Sequence[ParallelismEvidence]) -> tuple[Requests, Requests]:
@@ -326,7 +305,6 @@ def _requested(what: str, of: Requests) -> list[str]:
     places = {
         "started by the backward pass alone": of.gradients,
         "of the backward pass like others of the forward pass": of.activations,
-        f"started by the backward pass and {of.forward} before it": of.undetermined,
         "after the backward pass": of.after,
     }
     return [f"{count} {what} {where}" for where, count in places.items() if count]

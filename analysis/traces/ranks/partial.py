@@ -25,7 +25,7 @@ from dpscope.profiling.store.files import atomic_path
 from dpscope.profiling.store.ownership import PARTIAL_KEY
 
 # increase it when a column is redefined; one that is added or removed shows in the schema
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 _RECORD = "record"  # a `RankRecord` as msgpack
 _LISTS = [(table, list_type(columns)) for table, columns in COLUMNS.items()]
 _SCHEMA = pa.schema([(_RECORD, pa.binary()), *_LISTS])
