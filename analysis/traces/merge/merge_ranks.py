@@ -55,7 +55,6 @@ class RankFile:
     path: Path
     trace: Trace  # without its events
     collectives: Table
-    others: list[tracks.Span]
     moved: dict[tracks.EventPlace, int]
     first_us: float  # of all its events, in the table's time
     identity: TraceSummary
@@ -70,7 +69,6 @@ def read_rank(path: Path, limits: ReadLimits) -> RankFile:
         path=path,
         trace=replace(trace, events=TableBuilder().table()),
         collectives=named_collectives(attribution),
-        others=tracks.other_transfers(attribution),
         identity=trace_identity(attribution),
         moved=scan.moved(),
         first_us=scan.first_us - trace.zero_us if scan.first_us < float("inf") else 0.0,
@@ -151,10 +149,9 @@ def _merged(paths: Paths, files: list[Path], output: Path, limits: ReadLimits) -
                 place_us=round(clock.place_us - first_us, 3),
                 moved=rank.moved,
                 title=title,
-                spans=[
-                    *tracks.collective_spans(matched.rows.take(matched.rows["rank"] == clock.rank)),
-                    *rank.others,
-                ],
+                spans=list(
+                    tracks.collective_spans(matched.rows.take(matched.rows["rank"] == clock.rank))
+                ),
                 part=Path(folder) / str(clock.rank),
             )
             for rank, clock, title in zip(ranks, clocks, _titles(ranks), strict=True)

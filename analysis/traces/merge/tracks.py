@@ -29,10 +29,7 @@ from dpscope.analysis.traces.reading.event_table import (
 )
 from dpscope.analysis.traces.reading.json_events import MOST_US, Event, RawEvent
 from dpscope.analysis.traces.reading.table import Table
-from dpscope.analysis.traces.steps.attribution import Attribution
-from dpscope.analysis.traces.steps.event_kind import Kind
 from dpscope.profiling.records.finding import grouped
-from dpscope.profiling.records.range_names import PREFIX
 
 # numbers of processes and threads that each rank has; 42,000 ranks fit 32 bits
 NUMBER_STRIDE = 100_000
@@ -255,7 +252,7 @@ def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
     return len(open_ends) - 1
 
 
-TRACKS = ("communication", "wait", "transfer", "peer copies", "host copies")
+TRACKS = ("communication", "wait", "transfer")
 """In the order in which they stand above a device's streams, or a host's threads."""
 
 _ARGS = (
@@ -286,24 +283,6 @@ class Span:
     start_us: float
     duration_us: float
     args: dict[str, object]
-
-
-def other_transfers(attribution: Attribution) -> list[Span]:
-    """What moves data between devices and is no collective: peer copies, and the ranges of
-    dp-host's stand-ins.
-    """
-    events, names = attribution.events, attribution.events.names
-    spans = list(zip(events.start_us.tolist(), events.duration_us.tolist(), strict=True))
-    found = []
-    for row in np.flatnonzero(attribution.rows(Kind.PEER_COPY)).tolist():
-        size = int(events.bytes[row])
-        known: dict[str, object] = {"bytes": size} if size >= 0 else {}
-        name = f"peer copy {show_bytes(size)}" if known else "peer copy"
-        found.append(Span("peer copies", int(events.device[row]), name, *spans[row], known))
-    for row in np.flatnonzero(attribution.rows(Kind.HOST_RANGE)).tolist():
-        name = names[events.name[row]].removeprefix(f"{PREFIX}dp_")
-        found.append(Span("host copies", None, name, *spans[row], {}))
-    return found
 
 
 def collective_spans(matched: Table) -> Iterator[Span]:

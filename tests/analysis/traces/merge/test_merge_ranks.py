@@ -195,11 +195,6 @@ def test_one_process_on_two_devices(tmp_path: Path) -> None:
     names = set(processes(trace).values())
     assert {"rank 0 CPU", "rank 0 GPU 0", "rank 0 GPU 1"} <= names
     assert made.ranks[0].clock.collectives == 0
-    copies = added(trace, "peer copies")
-    originals = [event for event in generated.trace["traceEvents"] if "PtoP" in event["name"]]
-    assert sum(len(events) for events in copies.values()) == len(originals) > 0
-    sizes = Counter(event["args"]["bytes"] for events in copies.values() for event in events)
-    assert sizes == Counter(event["args"]["bytes"] for event in originals)
 
 
 def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> None:
