@@ -274,6 +274,6 @@ _MARKS: dict[str, Callable[[Path], bool]] = {
     ".svg": lambda path: b"<dc:title>dpscope</dc:title>" in _head(path),
     ".tex": lambda path: _head(path).startswith(CAPTIONS_MARK.encode()),
     ".pdf": lambda path: b"/Creator (dpscope)" in _head(path) + _tail(path),
-    **dict.fromkeys((".dpscope", ".unfinished"), lambda path: PARTIAL_KEY.encode() in _tail(path)),
+    ".dpscope": lambda path: PARTIAL_KEY.encode() in _tail(path),
     ".zip": lambda path: path.read_bytes().endswith(BUNDLE_MARK),
 }

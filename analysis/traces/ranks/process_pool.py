@@ -38,29 +38,22 @@ def read_files(
     limits: ReadLimits,
     progress: FileProgress | None = None,
     reader: Reader = TRACES,
+    jobs: int | None = None,
 ) -> list[FileOutcome]:
     """The tables of each file's ranks, in the files' order; for a file that could not be read its
     error.
+
+    They are read one after another, or by as many processes as this one may use cores (or `jobs`),
+    if that saves more than their start costs.
     """
     outcomes: dict[int, FileOutcome] = {}
-    with closing(files_as_read(files, limits, reader=reader)) as answers:
+    read = partial(read_file, limits=limits, reader=reader)
+    with closing(_answers(read, files, files, jobs)) as answers:
         for place, outcome in answers:
             outcomes[place] = outcome
             if progress is not None:
                 progress(len(outcomes), len(files))
     return [outcomes[place] for place in range(len(files))]
-
-
-def files_as_read(
-    files: Sequence[Path], limits: ReadLimits, jobs: int | None = None, reader: Reader = TRACES
-) -> Generator[tuple[int, FileOutcome]]:
-    """The place of each file and its tables, as they come.
-
-    They are read one after another, or by as many processes as this one may use cores (or `jobs`),
-    if that saves more than their start costs. The processes end with the generator, however it
-    ends.
-    """
-    return _answers(partial(read_file, limits=limits, reader=reader), files, files, jobs)
 
 
 def over_cores(

@@ -2,20 +2,17 @@
 partials joined.
 """
 
-import contextlib
 import os
 import re
 import socket
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from dpscope.analysis.traces.ranks.origin import Origin, origin_of
 from dpscope.analysis.traces.ranks.partial import read_partial, write_partial
-from dpscope.analysis.traces.ranks.process_pool import FileOutcome, FileProgress, files_as_read
+from dpscope.analysis.traces.ranks.process_pool import FileProgress, read_files
 from dpscope.analysis.traces.ranks.rank_tables import RankTables, Unread, join_ranks
 from dpscope.analysis.traces.ranks.readers import PARTIALS, Paths, find_files
 from dpscope.analysis.traces.ranks.trace_analysis import none_read
@@ -26,9 +23,7 @@ from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.ownership import check_overwritable
 
 (PARTIAL_SUFFIX,) = PARTIALS.suffixes
-_UNFINISHED = ".unfinished"  # suffix of the file with what an unfinished call has read so far
 _Item = TypeVar("_Item")
-_MOST_OF_TIME = 10  # time between saves, as a multiple of the time that saving took
 
 
 _TASKS = (
@@ -104,8 +99,8 @@ def reduce_traces(
     """Write one partial of traces (or of this task's `share` of them), or of partials; `out` is a
     folder or *.dpscope.
 
-    Traces already in `out` that are unchanged and were read by the same code are not read again,
-    even if the earlier call was killed. Files are read in `jobs` local processes. Raises
+    Traces already in `out` that are unchanged and were read by the same code are not read again.
+    Files are read in `jobs` local processes. Raises
     DpscopeError if there is nothing to reduce, none of it can be read, or the partial cannot be
     written. A share of which nothing can be read is written all the same: joined with the others it
     tells of the traces that are missing.
@@ -120,21 +115,23 @@ def reduce_traces(
         return _join_into(place, chosen.files)
     files = chosen.files if share is None else share.among(chosen.files)
     origins = {file: origin_of(file) for file in files}
-    unfinished = place.with_name(place.name + _UNFINISHED)
-    earlier = _earlier(place, unfinished, origins)
+    earlier = _earlier(place, origins)
     read_before = {rank.origin for rank in earlier.ranks}
-    missing = {file: origin for file, origin in origins.items() if origin not in read_before}
-    reading = _Reading(missing, unfinished, parts=[earlier], host=host if share is None else None)
-    answers = files_as_read(list(missing), limits, jobs, chosen.reader)
-    with closing(answers):
-        reading.take(answers, progress)
-    whole = reading.so_far()
-    if reading.unread and share is None and not whole.ranks:
-        raise none_read(min(reading.unread).message)
-    read = len(missing) - len(reading.unread)
-    made = _written(whole, place, read, kept=len(earlier.ranks))
-    unfinished.unlink(missing_ok=True)
-    return made
+    missing = [file for file, origin in origins.items() if origin not in read_before]
+    outcomes = read_files(missing, limits, progress, chosen.reader, jobs)
+    parts = [earlier]
+    unread: list[Unread] = []
+    for file, outcome in zip(missing, outcomes, strict=True):
+        if isinstance(outcome, DpscopeError):
+            unread.append(Unread(str(file), str(outcome)))
+            continue
+        origin = origins[file] or Origin(str(file.absolute()))
+        parts.append(outcome.stored_of(origin, host if share is None else None))
+    whole = join_ranks(parts, unread)
+    if unread and share is None and not whole.ranks:
+        raise none_read(min(unread).message)
+    read = len(missing) - len(unread)
+    return _written(whole.take(whole.order()), place, read, kept=len(earlier.ranks))
 
 
 def _place(out: Path, name: str) -> Path:
@@ -159,50 +156,6 @@ def _join_into(place: Path, partials: Sequence[Path]) -> Reduced:
     return _written(whole.take(ranks), place, read=0, kept=len(ranks))
 
 
-@dataclass
-class _Reading:
-    """Traces being read, and what was read so far, which is saved now and then for a later call."""
-
-    missing: Mapping[Path, Origin | None]
-    unfinished: Path
-    parts: list[RankTables]
-    host: str | None  # that reads them, if they are on it
-    unread: list[Unread] = field(default_factory=list)
-    # How long saving took the last time.
-    saving_s: float = 0.0
-    saved_at: float = field(default_factory=time.monotonic)
-
-    def take(
-        self, answers: Iterable[tuple[int, FileOutcome]], progress: FileProgress | None
-    ) -> None:
-        """Each file's outcome as it comes."""
-        files = list(self.missing)
-        for count, (index, outcome) in enumerate(answers, 1):
-            self._add(files[index], outcome)
-            if progress is not None:
-                progress(count, len(files))
-            if count < len(files):
-                self._save_sometimes()
-
-    def _add(self, file: Path, outcome: FileOutcome) -> None:
-        if isinstance(outcome, DpscopeError):
-            self.unread.append(Unread(str(file), str(outcome)))
-            return
-        origin = self.missing[file] or Origin(str(file.absolute()))
-        self.parts.append(outcome.stored_of(origin, self.host))
-
-    def _save_sometimes(self) -> None:
-        began = time.monotonic()
-        if len(self.parts) > 1 and began - self.saved_at >= _MOST_OF_TIME * self.saving_s:
-            write_partial(self.so_far(), self.unfinished)
-            self.saved_at = time.monotonic()
-            self.saving_s = self.saved_at - began
-
-    def so_far(self) -> RankTables:
-        whole = join_ranks(self.parts, self.unread)
-        return whole.take(whole.order())
-
-
 def _written(ranks: RankTables, place: Path, read: int, kept: int) -> Reduced:
     write_partial(ranks, place)
     cut_short = tuple(rank.origin.file for rank in ranks.ranks if rank.summary.cut_short)
@@ -216,26 +169,20 @@ def _written(ranks: RankTables, place: Path, read: int, kept: int) -> Reduced:
     )
 
 
-def _earlier(place: Path, unfinished: Path, files: Mapping[Path, Origin | None]) -> RankTables:
-    """The ranks of an earlier call whose traces are unchanged, also of an unfinished one.
+def _earlier(place: Path, files: Mapping[Path, Origin | None]) -> RankTables:
+    """The ranks of an earlier call whose traces are unchanged.
 
     Raises DpscopeError if the existing partial cannot be read or has ranks of other traces: it is
-    not overwritten then. What another version saved of an unfinished call is ignored, so that its
-    traces are read again.
+    not overwritten then.
     """
-    partials: list[RankTables] = []
-    if place.exists():
-        try:
-            partials.append(read_partial(place))
-        except DpscopeError as error:
-            raise DpscopeError(
-                f"{error}; it is the output file: remove it first, or choose another with -o NAME{PARTIAL_SUFFIX}"
-            ) from error
-    if unfinished.exists():
-        check_overwritable(unfinished)
-        with contextlib.suppress(DpscopeError):
-            partials.append(read_partial(unfinished))
-    earlier = join_ranks(partials)
+    if not place.exists():
+        return join_ranks([])
+    try:
+        earlier = read_partial(place)
+    except DpscopeError as error:
+        raise DpscopeError(
+            f"{error}; it is the output file: remove it first, or choose another with -o NAME{PARTIAL_SUFFIX}"
+        ) from error
     files_now = {str(file.absolute()) for file in files}
     gone = sorted({rank.origin.file for rank in earlier.ranks} - files_now)
     if gone:

@@ -7,7 +7,7 @@ import random
 import shutil
 import sys
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.origin import Origin
 from dpscope.analysis.traces.ranks.parallelism import ParallelismEvidence, Requests
 from dpscope.analysis.traces.ranks.partial import FORMAT_VERSION, read_partial, write_partial
-from dpscope.analysis.traces.ranks.process_pool import FileOutcome, files_as_read
+from dpscope.analysis.traces.ranks.process_pool import FileOutcome, read_files
 from dpscope.analysis.traces.ranks.rank_tables import (
     COLUMNS,
     NO_RANKS,
@@ -59,7 +59,6 @@ from tests.generated_traces.generator import (
     write_ddp_job,
     write_trace,
 )
-from tests.helpers.many_ranks import equal_ranks
 from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 TABLES = (
@@ -101,14 +100,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the traces that are read, as they are."""
     names: list[str] = []
 
-    def recorded(
-        files: Sequence[Path], limits: ReadLimits, jobs: int | None, reader: Reader
-    ) -> Generator[tuple[int, FileOutcome]]:
-        for place, outcome in files_as_read(files, limits, jobs, reader):
-            names.append(files[place].name)
-            yield place, outcome
+    def recorded(files: Sequence[Path], *arguments: Any) -> list[FileOutcome]:
+        names.extend(file.name for file in files)
+        return read_files(files, *arguments)
 
-    monkeypatch.setattr(reduce, "files_as_read", recorded)
+    monkeypatch.setattr(reduce, "read_files", recorded)
     return names
 
 
@@ -389,42 +385,6 @@ def test_a_second_call_reads_only_what_is_new_or_changed_unless_the_reader_is(
     assert reduce_traces(traces, third.path).read == RANKS == len(read) - 2
 
 
-class Killed(BaseException):
-    """Raised like an unhandled signal."""
-
-
-@pytest.mark.parametrize("after", [0, RANKS - 1])
-def test_a_killed_call_is_taken_up_and_nothing_is_read_twice(
-    traces: Path, tmp_path: Path, read: list[str], after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = reduce_traces(traces, tmp_path / "whole.dpscope")
-    read.clear()
-    begin: Callable[..., Generator[tuple[int, FileOutcome]]] = vars(reduce)["files_as_read"]
-
-    def dies(*arguments: object) -> Generator[tuple[int, FileOutcome]]:
-        for count, answer in enumerate(begin(*arguments)):
-            if count == after:
-                read.pop()
-                raise Killed
-            yield answer
-
-    with monkeypatch.context() as patched:
-        patched.setattr(reduce, "files_as_read", dies)
-        patched.setattr(reduce, "_MOST_OF_TIME", 0)
-        with pytest.raises(Killed):
-            reduce_traces(traces, tmp_path / "killed.dpscope")
-    assert not (tmp_path / "killed.dpscope").exists()
-    taken_up = reduce_traces(traces, tmp_path / "killed.dpscope")
-    assert (taken_up.read, taken_up.kept) == (RANKS - after, after)
-    assert sorted(read) == sorted(path.name for path in traces.iterdir())
-    assert equal_ranks(read_partial(taken_up.path), read_partial(whole.path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "killed.dpscope",
-        "traces",
-        "whole.dpscope",
-    ]
-
-
 TASKS = (
     "SLURM_PROCID",
     "SLURM_NTASKS",
@@ -578,22 +538,6 @@ def test_tasks_of_a_shared_folder_write_a_partial_each_also_where_nothing_can_be
     assert len(found.summaries) == RANKS - 1
     (finding,) = [one for one in found.findings if one.code == "file_not_read"]
     assert "0_1.pt.trace.json.gz" in finding.message
-
-
-def test_traces_saved_by_a_killed_call_of_another_version_are_read_again_and_a_foreign_file_stays(
-    traces: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "n0.dpscope"
-    unfinished = tmp_path / "n0.dpscope.unfinished"
-    of_version(unfinished, 0)
-    made = reduce_traces(traces, place)
-    assert (made.read, made.kept) == (4, 0)
-    assert not unfinished.exists()
-    place.unlink()
-    unfinished.write_text("mine")
-    with pytest.raises(DpscopeError, match="was not written by dpscope"):
-        reduce_traces(traces, place)
-    assert unfinished.read_text() == "mine"
 
 
 def test_a_partial_without_a_column_of_its_tables_is_of_another_dpscope(
