@@ -400,8 +400,12 @@ def fold_ranks(analysis: Job, places: Table) -> Folded:
     `by_local_rank`.
     """
     means = rank_means(analysis)
-    folds = {by: fold(analysis, means, places, by) for by in FOLDS}
-    return Folded(places, spreads(means), {by: table for by, table in folds.items() if len(table)})
+    folds: dict[str, Table] = {}
+    for by in FOLDS:
+        table = fold(analysis, means, places, by)
+        if len(table):
+            folds[by] = table
+    return Folded(places, spreads(means), folds)
 
 
 def spread_tables(found: Folded) -> list[TextTable]:
@@ -410,8 +414,9 @@ def spread_tables(found: Folded) -> list[TextTable]:
 
     def worst(one: RankSpread) -> str:
         place = places[one.worst_rank]
-        where = "" if place["host"] is None else f" ({place['host']}, local {place['local_rank']})"
-        return f"rank {place['rank']}{where}"
+        if place["host"] is None:
+            return f"rank {place['rank']}"
+        return f"rank {place['rank']} ({place['host']}, local {place['local_rank']})"
 
     fields = (
         Field("", lambda one: QUANTITIES[one.quantity]),

@@ -15,7 +15,7 @@ from dpscope.analysis.traces.ranks.not_split import missing_ranks
 from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.whole_steps import whole_steps
 from dpscope.analysis.traces.reading.event_table import FloatColumn
-from dpscope.analysis.traces.reading.table import UNKNOWN, Table
+from dpscope.analysis.traces.reading.table import UNKNOWN, Table, without_rows
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -89,12 +89,9 @@ def rank_means(analysis: Job) -> Table:
     steps = analysis.tables.steps
     chosen = whole_steps(steps.with_known("rank"))
     ranks = chosen.group("rank", in_order=True)
-    names = [name for name in QUANTITIES if name in chosen]
-    means = (
-        chosen.take(ranks.first)
-        .select(("rank",))
-        .assign(**{name: ranks.means(chosen[name]) for name in names})
-    )
+    means = chosen.take(ranks.first).select(("rank",))
+    for name in chosen.present(*QUANTITIES):
+        means = means.assign(**{name: ranks.means(chosen[name])})
     if not analysis.tables.collectives.known("wait_us").any():
         return means.assign(lateness_us=None)
     lateness_us = _of_late_ranks(analysis.waits_caused, "wait_per_step_us", means)
@@ -119,12 +116,20 @@ def spreads(means: Table) -> list[RankSpread]:
             continue
         values = measured[name]
         median = float(np.median(values))
-        far = values > median + _FAR * float(np.median(np.abs(values - median)))
+        deviation = float(np.median(np.abs(values - median)))
+        far = values > median + _FAR * deviation
         low, high = np.quantile(values, (0.05, 0.95)).tolist()
-        worst, worst_rank = float(values.max()), int(measured["rank"][values.argmax()])
-        by_quantity.append(
-            RankSpread(name, len(values), median, low, high, worst, worst_rank, int(far.sum()))
+        spread = RankSpread(
+            quantity=name,
+            ranks=len(values),
+            median_us=median,
+            low_us=low,
+            high_us=high,
+            worst_us=float(values.max()),
+            worst_rank=int(measured["rank"][values.argmax()]),
+            far=int(far.sum()),
         )
+        by_quantity.append(spread)
     return by_quantity
 
 
@@ -135,16 +140,17 @@ def fold(analysis: Job, means: Table, places: Table, by: str) -> Table:
     `wait_us` is the mean wait of its ranks in a step, `caused_share` the part of all waiting that
     its ranks cause, 0..1.
     """
-    placed, caused = places.with_known(by), analysis.waits_caused
+    placed = places.with_known(by)
+    caused = analysis.waits_caused
     if not len(caused):
-        placed = placed.take(np.zeros(len(placed), dtype=bool))
+        placed = without_rows(placed.names)
     groups = placed.group(by, in_order=True)
-    wait_us = np.append(means["wait_us"], np.nan)[placed.places_in(means, ("rank",))]
+    rank_places = placed.places_in(means, ("rank",))
+    wait_us = np.append(means["wait_us"], np.nan)[rank_places]
+    caused_share = _of_late_ranks(caused, "wait_share", placed)
     folded = placed.take(groups.first).select((by,))
     folded = folded.assign(
-        ranks=groups.sizes,
-        wait_us=groups.means(wait_us),
-        caused_share=groups.sums(_of_late_ranks(caused, "wait_share", placed)),
+        ranks=groups.sizes, wait_us=groups.means(wait_us), caused_share=groups.sums(caused_share)
     )
     return folded.take(np.argsort(-folded["caused_share"], kind="stable"))
 
@@ -155,19 +161,21 @@ def with_host_findings(analysis: Job, places: Table) -> Job:
 
 
 def _missing(analysis: Job) -> Iterator[Finding]:
-    world_size, summaries = analysis.world_size, analysis.summaries
-    missing = missing_ranks([summary.rank for summary in summaries], world_size)
-    if not missing or world_size is None or len(summaries) < 2:
+    world_size = analysis.world_size
+    ranks = [summary.rank for summary in analysis.summaries]
+    missing = missing_ranks(ranks, world_size)
+    if not missing or world_size is None or len(ranks) < 2:
         return
     read = world_size - len(missing)
-    waits = (
-        f"transfer and waiting of the whole group are computed from {read:,} of {counted(world_size, 'rank')}, and "
-        "transfer is an upper bound"
-        if read >= ENOUGH_RANKS * world_size
-        else "collectives that include missing ranks have no transfer and no wait"
-    )
+    read_of = f"{read:,} of {counted(world_size, 'rank')}"
+    waits = "collectives that include missing ranks have no transfer and no wait"
+    if read >= ENOUGH_RANKS * world_size:
+        waits = (
+            f"transfer and waiting of the whole group are computed from {read_of}, and transfer is an upper "
+            "bound"
+        )
     yield TraceCode.RANKS_MISSING.finding(
-        f"{read:,} of {counted(world_size, 'rank')} were read, missing: {as_ranges(missing)}; {waits}"
+        f"{read_of} were read, missing: {as_ranges(missing)}; {waits}"
     )
 
 

@@ -144,7 +144,8 @@ class Words:
     """
 
     def __init__(self, code: npt.NDArray[np.int32], categories: Sequence[str]) -> None:
-        self.code, self.categories = code, categories
+        self.code = code
+        self.categories = categories
 
     @classmethod
     def of(cls, values: Iterable[str | None]) -> "Words":
@@ -157,26 +158,18 @@ class Words:
     def coded(cls, code: IntColumn, words: Sequence[str | None]) -> "Words":
         """`words[code]` of each row."""
         categories = sorted({word for word in words if word is not None})
-        place = {word: index for index, word in enumerate(categories)}
-        return cls(
-            np.array([-1 if word is None else place[word] for word in words], dtype=np.int32)[code],
-            categories,
-        )
+        place: dict[str | None, int] = {word: index for index, word in enumerate(categories)}
+        places = np.array([place.get(word, -1) for word in words], dtype=np.int32)
+        return cls(places[code], categories)
 
     @classmethod
     def joined(cls, columns: "Sequence[Words]") -> "Words":
         """Columns one below the other."""
-        words: list[str | None] = []
+        words: list[str | None] = [None]
         codes = []
         for column in columns:
-            words += [*column.categories, None]
-            codes.append(
-                np.where(
-                    column.code < 0,
-                    len(words) - 1,
-                    len(words) - 1 - len(column.categories) + column.code,
-                )
-            )
+            codes.append(np.where(column.code < 0, 0, len(words) + column.code))
+            words += column.categories
         return cls.coded(np.concatenate(codes), words)
 
     def __len__(self) -> int:
@@ -187,29 +180,32 @@ class Words:
 
     def isin(self, *words: str) -> BoolColumn:
         """Rows that hold one of these words."""
-        wanted = np.array([*(word in words for word in self.categories), False], dtype=np.bool_)
-        return np.asarray(wanted[self.code], dtype=np.bool_)
+        wanted = [word in words for word in self.categories]
+        wanted.append(False)  # of a missing word, whose code is -1
+        is_wanted = np.array(wanted, dtype=np.bool_)
+        return np.asarray(is_wanted[self.code], dtype=np.bool_)
 
     def where(self, rows: BoolColumn, other: "Words | None" = None) -> "Words":
         """The words of the marked rows; elsewhere those of the other column, or missing values."""
         if other is None:
             return Words(np.where(rows, self.code, np.int32(-1)), self.categories)
         both = Words.joined([self, other])
-        return Words(
-            np.where(rows, both.code[: len(self)], both.code[len(self) :]), both.categories
-        )
+        here, elsewhere = np.split(both.code, [len(self)])
+        return Words(np.where(rows, here, elsewhere), both.categories)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many rows hold each word; words of no row are left out."""
-        counts = np.bincount(self.code + 1, minlength=len(self.categories) + 1)[1:].tolist()
-        return {word: count for word, count in zip(self.categories, counts, strict=True) if count}
+        known = self.code[self.code >= 0]
+        counts = np.bincount(known, minlength=len(self.categories)).tolist()
+        by_word = zip(self.categories, counts, strict=True)
+        return {word: count for word, count in by_word if count}
 
     def tolist(self) -> list[str | None]:
         """A value per row, None for missing ones."""
-        values: list[str | None] = np.array([*self.categories, None], dtype=object)[
-            self.code
-        ].tolist()
+        # a code of -1 is the last
+        words = np.array([*self.categories, None], dtype=object)
+        values: list[str | None] = words[self.code].tolist()
         return values
 
 
@@ -230,26 +226,31 @@ class Table:
             for values in columns.values()
             if not np.isscalar(values) and values is not None
         ]
-        return cls(
-            {
-                name: _stored(value, kind_of(name, value), max(lengths, default=1))
-                for name, value in columns.items()
-            }
-        )
+        length = max(lengths, default=1)
+        stored = {}
+        for name, value in columns.items():
+            stored[name] = _stored(value, kind_of(name, value), length)
+        return cls(stored)
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, object]], names: Sequence[str]) -> "Table":
         """A row per record; names that a record lacks are missing values."""
         rows = list(records)
-        return cls.of(**{name: [row.get(name) for row in rows] for name in names})
+        columns = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
+        return cls.of(**columns)
 
     @classmethod
     def from_frame(cls, frame: "pd.DataFrame") -> "Table":
         """The same rows without their index and other columns than COLUMN_KINDS; None, NaN and
         pandas' NA are missing values.
         """
-        declared = [name for name in frame.columns if name in COLUMN_KINDS]
-        return cls({name: _from_series(frame[name], COLUMN_KINDS[name]) for name in declared})
+        columns = {}
+        for name in frame.columns:
+            if name in COLUMN_KINDS:
+                columns[name] = _from_series(frame[name], COLUMN_KINDS[name])
+        return cls(columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Table, (self._columns,)  # without the frame
@@ -300,7 +301,9 @@ class Table:
     def real(self, name: str) -> FloatColumn:
         """A column of numbers as floats, NaN where missing."""
         column = self[name]
-        return column if column.dtype == np.float64 else np.where(column == UNKNOWN, np.nan, column)
+        if column.dtype == np.float64:
+            return column
+        return np.where(column == UNKNOWN, np.nan, column)
 
     def take(self, rows: Rows) -> "Table":
         """The rows that are listed or marked."""
@@ -324,8 +327,10 @@ class Table:
 
     def mean(self, name: str) -> float | None:
         """Of a column's known values; None for none."""
-        values = self.real(name)[self.known(name)]
-        return float(values.mean()) if len(values) else None
+        known = self.known(name)
+        if not known.any():
+            return None
+        return float(self.real(name)[known].mean())
 
     def select(self, names: Iterable[str]) -> "Table":
         """These columns, in this order."""
@@ -333,10 +338,10 @@ class Table:
 
     def assign(self, **columns: object) -> "Table":
         """With these columns added or replaced; values as in `of`."""
-        added = {
-            name: _stored(value, kind_of(name, value), len(self)) for name, value in columns.items()
-        }
-        return Table({**self._columns, **added})
+        added = dict(self._columns)
+        for name, value in columns.items():
+            added[name] = _stored(value, kind_of(name, value), len(self))
+        return Table(added)
 
     def group(self, *keys: str, in_order: bool = False) -> "Groups":
         """Rows with equal keys, missing values being equal: numbered as they first appear, or
@@ -349,29 +354,34 @@ class Table:
         values over its rows.
         """
         groups = self.group(*keys, in_order=True)
+        table = self.take(groups.first).select(keys)
         sums = {name: groups.sums(column) for name, column in values.items()}
-        return self.take(groups.first).select(keys).assign(**sums)
+        return table.assign(**sums)
 
     def places_in(self, other: "Table", keys: Sequence[str]) -> IntColumn:
         """For each row the place of the row of `other` with the same keys, -1 for none; the last
         one where several have them.
         """
-        code = Groups.by(
-            [_joined([other.column(key), self.column(key)]) for key in keys], len(other) + len(self)
-        ).code
-        place = np.full(int(code.max()) + 1 if len(code) else 0, -1, dtype=np.int64)
-        place[code[: len(other)]] = np.arange(len(other))
-        return np.asarray(place[code[len(other) :]], dtype=np.int64)
+        columns = []
+        for key in keys:
+            both = [other.column(key), self.column(key)]
+            columns.append(_joined(both))
+        groups = Groups.by(columns, len(other) + len(self))
+        of_other, own = np.split(groups.code, [len(other)])
+        place = np.full(len(groups), -1, dtype=np.int64)
+        place[of_other] = np.arange(len(other))
+        return place[own]
 
     def records(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Rows as plain Python values, None for missing values and for names without a column."""
         names = self.names if names is None else names
-        lists = [
-            _values(self.column(name), kind_of(name, self.column(name)))
-            if name in self
-            else [None] * len(self)
-            for name in names
-        ]
+        lists = []
+        for name in names:
+            values: list[Any] = [None] * len(self)
+            if name in self:
+                column = self.column(name)
+                values = _values(column, kind_of(name, column))
+            lists.append(values)
         return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
 
     @cached_property
@@ -379,12 +389,10 @@ class Table:
         """As a DataFrame with pandas' nullable types."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {
-                name: _series(self.column(name), kind_of(name, self.column(name)))
-                for name in self.names
-            }
-        )
+        series = {}
+        for name, column in self._columns.items():
+            series[name] = _series(column, kind_of(name, column))
+        return pd.DataFrame(series)
 
 
 class FrameOf:
@@ -408,23 +416,19 @@ def joined(tables: Sequence[Table]) -> Table:
     kept = [table for table in tables if len(table)] or list(tables[:1])
     if len(kept) == 1:
         return kept[0]
-    return Table(
-        {
-            name: _joined([one.column(name) for one in kept])
-            for name in (kept[0].names if kept else ())
-        }
-    )
+    columns = {}
+    for name in kept[0].names if kept else ():
+        columns[name] = _joined([table.column(name) for table in kept])
+    return Table(columns)
 
 
 def is_known(column: Column) -> BoolColumn:
     """Which values are not missing."""
     if isinstance(column, Words):
         return np.asarray(column.code >= 0, dtype=np.bool_)
-    return (
-        ~np.isnan(column)
-        if column.dtype == np.float64
-        else np.asarray(column != UNKNOWN, dtype=np.bool_)
-    )
+    if column.dtype == np.float64:
+        return ~np.isnan(column)
+    return np.asarray(column != UNKNOWN, dtype=np.bool_)
 
 
 def _values(column: Column, kind: Kind) -> list[Any]:
@@ -435,14 +439,9 @@ def _values(column: Column, kind: Kind) -> list[Any]:
     known = np.isfinite(column) if kind == "real" else column != UNKNOWN
     if kind == "truth":
         plain = list(map(bool, plain))
-    return (
-        plain
-        if known.all()
-        else [
-            value if has_value else None
-            for value, has_value in zip(plain, known.tolist(), strict=True)
-        ]
-    )
+    for row in np.flatnonzero(~known).tolist():
+        plain[row] = None
+    return plain
 
 
 @dataclass(frozen=True)
@@ -455,18 +454,22 @@ class Groups:
     @classmethod
     def by(cls, columns: Sequence[Column], rows: int, in_order: bool = False) -> "Groups":
         """Of rows that agree in all columns."""
-        code, count = np.zeros(rows, dtype=np.int64), 1
+        code = np.zeros(rows, dtype=np.int64)
+        count = 1
         for column in columns:
             own, size = _codes(column)
+            # the product of all sizes may not fit 64 bits
             if count * size > _DENSE * rows:
                 code, first = _without_gaps(code, count)
                 count = len(first)
-            code, count = code * size + own, count * size
+            code = code * size + own
+            count *= size
         code, first = _without_gaps(code, count)
-        if not in_order:
-            order = np.argsort(first, kind="stable")
-            first, code = first[order], np.argsort(order)[code]
-        return cls(code, first)
+        if in_order:
+            return cls(code, first)
+        order = np.argsort(first, kind="stable")
+        place = np.argsort(order)
+        return cls(place[code], first[order])
 
     def __len__(self) -> int:
         return len(self.first)
@@ -478,13 +481,14 @@ class Groups:
 
     def sums(self, column: FloatColumn) -> FloatColumn:
         """Of the known values of each group; 0 for none."""
-        return np.asarray(
-            np.bincount(self.code, np.nan_to_num(column), len(self)), dtype=np.float64
-        )
+        known = np.nan_to_num(column)
+        sums = np.bincount(self.code, known, len(self))
+        return np.asarray(sums, dtype=np.float64)
 
     def means(self, column: FloatColumn) -> FloatColumn:
         """Of the known values of each group; NaN for none."""
-        counts = np.bincount(self.code, weights=~np.isnan(column), minlength=len(self))
+        known = ~np.isnan(column)
+        counts = np.bincount(self.code, known, len(self))
         return divided(self.sums(column), counts)
 
     def least(self, column: FloatColumn) -> FloatColumn:
@@ -501,33 +505,38 @@ class Groups:
         """How far each row's interval is moved so that on one axis no two groups overlap."""
         first = self.least(starts)
         # each group begins at 0 of a range of its own, all as wide as the longest
-        width = float((ends - first[self.code]).max(initial=0.0)) + 1.0
+        since_first = ends - first[self.code]
+        width = float(since_first.max(initial=0.0)) + 1.0
         moves = np.arange(len(self)) * width - first
         return moves[self.code]
 
     def different(self, column: Column) -> IntColumn:
         """How many different known values each group holds."""
         known = np.flatnonzero(is_known(column))
-        pairs = Groups.by([self.code[known], column[known]], len(known))
-        return np.bincount(self.code[known[pairs.first]], minlength=len(self))
+        code = self.code[known]
+        pairs = Groups.by([code, column[known]], len(known))
+        return np.bincount(code[pairs.first], minlength=len(self))
 
     @cached_property
     def places(self) -> IntColumn:
         """The place of each row among those of its group, from 0."""
-        order = np.argsort(self.code, kind="stable")
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order)) - np.repeat(
-            np.cumsum(self.sizes) - self.sizes, self.sizes
-        )
+        starts = np.cumsum(self.sizes) - self.sizes
+        in_order = np.arange(len(self.code)) - np.repeat(starts, self.sizes)
+        place = np.empty(len(self.code), dtype=np.int64)
+        place[self._order] = in_order
         return place
 
     def rows(self) -> list[IntColumn]:
         """The rows of each group, in order."""
-        return (
-            np.split(np.argsort(self.code, kind="stable"), np.cumsum(self.sizes)[:-1])
-            if len(self)
-            else []
-        )
+        if not len(self):
+            return []
+        ends = np.cumsum(self.sizes)
+        return np.split(self._order, ends[:-1])
+
+    @cached_property
+    def _order(self) -> IntColumn:
+        """The rows of the first group, then those of the next."""
+        return np.argsort(self.code, kind="stable")
 
 
 def divided(
@@ -545,16 +554,22 @@ def _codes(column: Column) -> tuple[IntColumn, int]:
     """
     if isinstance(column, Words):
         size = len(column.categories)
-        return np.where(column.code < 0, size, column.code), size + 1
+        code = np.where(column.code < 0, size, column.code)
+        return code, size + 1
     if column.dtype != np.float64 and len(column):
         known = column != UNKNOWN
         low = int(column.min(where=known, initial=np.iinfo(np.int64).max))
-        size = max(int(column.max(where=known, initial=UNKNOWN)) - low + 1, 0)
+        high = int(column.max(where=known, initial=UNKNOWN))
+        size = max(high - low + 1, 0)
         if size <= _DENSE * len(column):
-            return np.where(known, column - low, size), size + 1
+            code = np.where(known, column - low, size)
+            return code, size + 1
     unique, code = np.unique(column, return_inverse=True)
-    first = len(unique) > 0 and unique[0] == UNKNOWN
-    return (code - first) % max(len(unique), 1), max(len(unique), 1)
+    if not len(unique):
+        return code, 1
+    # the number that stands for a missing value is the lowest
+    lacking = unique[0] == UNKNOWN
+    return (code - lacking) % len(unique), len(unique)
 
 
 def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
@@ -565,18 +580,18 @@ def _without_gaps(code: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
         _, first, code = np.unique(code, return_index=True, return_inverse=True)
         return np.asarray(code, dtype=np.int64), first
     first = np.full(count, -1, dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]
+    backwards = np.arange(len(code))[::-1]
+    first[code[backwards]] = backwards
     used = first >= 0
-    return (np.cumsum(used) - 1)[code], first[used]
+    number = np.cumsum(used) - 1
+    return number[code], first[used]
 
 
 def _joined(columns: Sequence[Column]) -> Column:
     words = [column for column in columns if isinstance(column, Words)]
-    return (
-        Words.joined(words)
-        if words
-        else np.concatenate([column for column in columns if not isinstance(column, Words)])
-    )
+    if words:
+        return Words.joined(words)
+    return np.concatenate([column for column in columns if not isinstance(column, Words)])
 
 
 def _stored(value: object, kind: Kind, length: int) -> Column:
@@ -588,21 +603,21 @@ def _stored(value: object, kind: Kind, length: int) -> Column:
         value = [value] * length
     if kind == "word":
         return Words.of(cast("Iterable[str | None]", value))
-    dtype = np.float64 if kind == "real" else np.int64
-    if (
-        isinstance(value, np.ndarray)
-        and value.dtype != object
-        and (kind == "real" or value.dtype.kind in "biu")
-    ):
+    dtype: type = np.int64
+    numbers, missing = "biu", UNKNOWN
+    if kind == "real":
+        dtype = np.float64
+        numbers, missing = "biuf", np.nan
+    if isinstance(value, np.ndarray) and value.dtype.kind in numbers:
         return value.astype(dtype, copy=False)
-    missing = np.nan if kind == "real" else UNKNOWN
-    return np.array(
-        [missing if item is None else item for item in cast("Iterable[object]", value)], dtype=dtype
-    )
+    items = [missing if item is None else item for item in cast("Iterable[object]", value)]
+    return np.array(items, dtype=dtype)
 
 
 def _from_series(series: "pd.Series[Any]", kind: Kind) -> Column:
-    values = [None if lost else value for value, lost in zip(series, series.isna(), strict=True)]
+    values = list(series)
+    for row in np.flatnonzero(series.isna()).tolist():
+        values[row] = None
     return _stored(values, kind, len(values))
 
 
@@ -614,5 +629,7 @@ def _series(column: Column, kind: Kind) -> Any:
     missing = ~is_known(column)
     if kind == "truth":
         return pd.arrays.BooleanArray(column == 1, missing)
+    if not missing.any():
+        return column
     # Numbers are plain numpy's, which matplotlib takes: a missing one is NaN in a column of floats.
-    return np.where(missing, np.nan, column) if missing.any() else column
+    return np.where(missing, np.nan, column)
