@@ -7,10 +7,8 @@ JSON string, so such a line is a safe place to cut even when an event's own text
 saved again by another tool (one line, or other indentation) are cut where one object ends and the
 next begins; whether that cut was right shows when it is decoded.
 
-A piece is decoded at once where its text is sound, event by event where it is not. Repair costs at
-most a constant times the piece, whatever is broken: text is cut into what look like events, and
-each is decoded once by itself. Where one goes on beyond the next cut, since objects within an event
-look alike, it is read from its beginning; such tries share an allowance.
+A piece is decoded at once where its text is sound, event by event where it is not: each event once,
+by itself, whatever is broken.
 """
 
 import os
@@ -55,8 +53,7 @@ RUN_LIMITS = ReadLimits(max_events=sys.maxsize)
 BLOCK_BYTES = 1 << 16  # read from the file at once
 INFLATED_BYTES = 1 << 18  # inflated at once, however far a block expands
 CHUNK_BYTES = 1 << 18  # decoded at once: text and events of a chunk together fit a core's own cache
-EVENT_BYTES = 16 << 20  # a longer event is none; what is read of it is let go
-_MOST_LET_GO = 4  # times in a row; then the file has no more events
+EVENT_BYTES = 16 << 20  # a longer event is none: the rest is not read
 TAIL_BYTES = 64 << 20  # behind the events that are looked at
 HEAD_BYTES = 64 << 20  # in which the events must begin
 
@@ -96,9 +93,6 @@ class TraceText:
         self.compressed = False  # the file is gzip's by its first bytes
         self.damaged = False  # compressed text that ends, or cannot be read on, before its end
         self.tail = bytearray()  # filled once `chunks` is exhausted
-        # of the last chunk, given back by who decoded it: the next one begins with it
-        self.unfinished = b""
-        self.goes_on = True  # behind the last chunk
         blocks = self._blocks(max_bytes)
         buffer, searched = bytearray(), 0
         for block in blocks:
@@ -149,41 +143,31 @@ class TraceText:
         """JSON arrays of whole events, CHUNK_BYTES or more; the last one may hold more, or less:
         the array's end and the tail.
         """
-        cuts, rest = [_KINETO_CUT] if self.kineto_layout else _cuts(self._first), self._first
-        let_go = searched = given_back = 0
-        parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
+        cuts = [_KINETO_CUT] if self.kineto_layout else _cuts(self._first)
+        buffer = bytearray(b"[" + self._first)
+        wanted = CHUNK_BYTES
+        searched = 0
         for block in self._rest:
-            parts.append(block)
-            size += len(block)
-            if size < wanted:
+            buffer += block
+            if len(buffer) < wanted:
                 continue
-            chunk = bytearray().join(parts)
-            cut = _last_cut(chunk, cuts, max(given_back, searched - _LONGEST_CUT))
-            if cut is None and size > EVENT_BYTES:
-                parts, size, wanted, searched, given_back = [b"["], 0, CHUNK_BYTES, 0, 0
-                let_go += 1
-                if let_go < _MOST_LET_GO:
-                    continue
-                endless = f"more than {_MOST_LET_GO * EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
+            cut = _last_cut(buffer, cuts, max(0, searched - _LONGEST_CUT))
+            if cut is None and len(buffer) > EVENT_BYTES:
+                endless = f"more than {EVENT_BYTES >> 20} MiB in which no event ends; the rest was not read"
                 self._report(TraceCode.EVENTS_DAMAGED.finding(f"{self.path} holds {endless}"))
-                break
+                return
             if cut is None:  # one event larger than a chunk
-                parts, wanted, searched = [bytes(chunk)], 2 * size, size
+                searched = len(buffer)
+                wanted = 2 * searched
                 continue
-            rest = bytes(chunk[cut + 1 :]).lstrip().removeprefix(b",")
-            chunk[cut + 1 :] = b"]"
-            yield chunk
-            let_go = searched = given_back = 0
-            # it ends where it was cut: cutting there again would get no further
-            if self.unfinished:
-                given_back = 1 + len(self.unfinished)
-                rest, self.unfinished = self.unfinished + b"," + rest, b""
-            parts, size, wanted = [b"[", rest], len(rest), CHUNK_BYTES
-        if size:
-            yield bytearray().join([*parts, b"]"])
-        if self.unfinished:
-            self.goes_on = False
-            yield bytearray(b"[" + self.unfinished + b"]")
+            rest = buffer[cut + 1 :].lstrip().removeprefix(b",")
+            buffer[cut + 1 :] = b"]"
+            yield buffer
+            buffer = bytearray(b"[") + rest
+            wanted = CHUNK_BYTES
+            searched = 0
+        if len(buffer) > 1:
+            yield buffer + b"]"
 
     def _blocks(self, max_bytes: int) -> Iterator[bytes]:
         total = 0
@@ -280,18 +264,14 @@ def _last_cut(buffer: bytearray, cuts: Sequence[_Cut], begin: int) -> int | None
     return None
 
 
-# Between two events, a bracket that ends nothing perhaps among it.
-_KINETO_BETWEEN = re.compile(r'(?<=\n  \})(?:,\s*|\s*\]\s*,\s*(?=\{\s*"))')
-_ANY_BETWEEN = re.compile(r'(?<=\})\s*(?:\]\s*)?,\s*(?=\{\s*")')
+_KINETO_BETWEEN = re.compile(r"(?<=\n  \}),\s*")
+_ANY_BETWEEN = re.compile(r'(?<=\})\s*,\s*(?=\{\s*")')
 # Behind the events: the text's end, the end of the object they are in, or its next key.
 _ARRAY_END = re.compile(r'\s*\](?=\s*(?:\Z|\}(?!\s*[\]},])|,\s*"))')
-_BLANK_END = re.compile(r"\s*\Z")
-_MOST_UNFINISHED = 1 << 16  # characters at a chunk's end that may be an event's beginning
-_MOST_IN_VAIN = 1 << 20  # characters of a chunk that are read leniently and are no event
-_COST_OF_TRY = 1000  # characters that are read in the time of a try that fails at once
 _NO_UTF_8 = "\ufffd"  # what stands in the text for bytes that are none
-# characters of an event that is no strict JSON: its objects take up to 30 times as much
+# characters in which an event that is no strict JSON, or goes on behind the next cut, must end
 _MOST_LENIENT = 1 << 20
+_MOST_IN_VAIN = 100  # events of a chunk that are looked for behind the next cut, and do not end
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _Event = TypeVar("_Event")
@@ -305,106 +285,69 @@ class DecodedChunk(Generic[_Event]):
     skipped: int = 0
     repaired: int = 0
     tail: bytes | None = None  # set when the array ended in this chunk
-    unfinished: bytes = b""  # the last event, where it may go on in the next chunk
     subtracted_us: int = 0  # from the events' times, to fit a float
 
 
 def decode_chunk(
-    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event], goes_on: bool = True
+    chunk: bytearray, kineto_layout: bool, codec: Codec[_Event]
 ) -> DecodedChunk[_Event]:
-    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text.
-
-    Where text `goes_on` behind it, an event that seems to as well is left `unfinished`.
-    """
+    """Events of one chunk, a JSON array or what damage made of it; never raises on bad text."""
     with suppress(*_UNREADABLE):
         return DecodedChunk(codec.chunk(chunk))
-    if kineto_layout and (end := chunk.rfind(b"\n  ]")) >= 0:
+    tail = None
+    end = -1
+    if kineto_layout:
+        end = chunk.rfind(b"\n  ]", 0, len(chunk) - 1)  # the last bracket is no file's
+    if end >= 0:
+        tail = bytes(chunk[end:-1])
+        chunk = chunk[:end] + b"]"
+    for decode in (codec.chunk, codec.lax_chunk):
         with suppress(*_UNREADABLE):
-            return DecodedChunk(codec.chunk(chunk[:end] + b"]"), tail=bytes(chunk[end:-1]))
-    with suppress(*_UNREADABLE):
-        return DecodedChunk(codec.lax_chunk(chunk))
-    return _Repair(chunk[1:-1].decode("utf-8", "replace"), kineto_layout, codec).decoded(goes_on)
+            return DecodedChunk(decode(chunk), tail=tail)
+    text = chunk[1:-1].decode("utf-8", "replace").lstrip()
+    decoded = _repaired(text, _KINETO_BETWEEN if kineto_layout else _ANY_BETWEEN, codec)
+    if end >= 0:
+        decoded.tail = tail
+    return decoded
 
 
-class _Repair(Generic[_Event]):
-    """A damaged chunk, event by event: the sound ones are kept, the damaged ones repaired or
-    counted.
-    """
-
-    def __init__(self, text: str, kineto_layout: bool, codec: Codec[_Event]) -> None:
-        self._text, self._codec, self._kineto_layout = text, codec, kineto_layout
-        self._between = _KINETO_BETWEEN if kineto_layout else _ANY_BETWEEN
-        self._allowance = _MOST_IN_VAIN
-        self._result: DecodedChunk[_Event] = DecodedChunk([])
-
-    def decoded(self, goes_on: bool) -> DecodedChunk[_Event]:
-        """All that can be read; an event that no closing brace ends is left unfinished where text
-        `goes_on` behind.
-        """
-        result, text = self._result, self._text
-        start = len(text) - len(text.lstrip())
-        if _ARRAY_END.match(text, start):  # without an event in this chunk
-            result.tail, start = text.encode(), len(text)
-        while start < len(text):
-            between = self._between.search(text, start)
-            event, stop = self._event(start, between.start() if between else len(text))
-            if event is not None:
-                result.events.append(event)
-                if _ARRAY_END.match(text, stop):
-                    result.tail = text[stop:].encode()
-                    break
-                between = self._between.match(text, stop)
-                result.repaired += between is not None and "]" in between[0]
-            elif goes_on and self._may_go_on(start):
-                result.unfinished = text[start:].encode()
-                break
-            else:
-                result.skipped += between is not None or text.rstrip().endswith(("}", "]"))
-            start = between.end() if between else len(text)
-        return result
-
-    def _event(self, start: int, end: int) -> tuple[_Event | None, int]:
-        """The event that begins at `start` and where it ends: mostly at `end`, before the next cut;
-        None if there is none.
-        """
-        text = self._text[start:end]
-        with suppress(*_UNREADABLE):
-            event = self._codec.one(text)
-            self._result.repaired += _NO_UTF_8 in text and self._is_timed(event)
-            return event, end
-        ends = (
-            (end,) if self._kineto_layout else (end, len(self._text))
-        )  # an object within it may look like the next one
-        for last in ends:
-            # with the last event goes what is behind the events
-            if self._allowance > 0 or end == len(self._text):
-                found, stop = self._lenient(start, last)
-                if found is not None:
-                    return found, stop
-                self._allowance -= _COST_OF_TRY + stop - start
-        return None, end
-
-    def _lenient(self, start: int, end: int) -> tuple[_Event | None, int]:
-        """The same for text that need not be strict JSON, or goes on behind the event; without an
-        event, how far it was read.
-        """
-        piece = self._text[start : min(end, start + _MOST_LENIENT)]
-        event, length = self._codec.lenient(piece)
+def _repaired(text: str, between: re.Pattern[str], codec: Codec[_Event]) -> DecodedChunk[_Event]:
+    """A damaged chunk: the sound events are kept, the damaged ones repaired or counted."""
+    decoded: DecodedChunk[_Event] = DecodedChunk([])
+    start = in_vain = 0
+    while start < len(text):
+        cut = between.search(text, start)
+        end = cut.start() if cut else len(text)
+        piece = text[start:end]
+        event, length = _strict(piece, codec)
+        is_sound = event is not None and _NO_UTF_8 not in piece
+        if event is None:
+            # an object within it may look like the next event, and the text behind all events follows the last
+            most = end if in_vain > _MOST_IN_VAIN else start + _MOST_LENIENT
+            event, length = codec.lenient(text[start:most])
+            is_sound = _strict(text[start : start + length], codec)[0] is not None
+            in_vain += event is None
         stop = start + length
-        behind = (self._between, _ARRAY_END, _BLANK_END)
-        if event is None or not any(pattern.match(self._text, stop) for pattern in behind):
-            return None, stop
-        with suppress(*_UNREADABLE):
-            return self._codec.one(piece[:length]), stop
-        self._result.repaired += self._is_timed(event)
-        return event, stop
+        if event is not None:
+            decoded.events.append(event)
+            decoded.repaired += not is_sound and _is_timed(event, codec)
+        if _ARRAY_END.match(text, stop):
+            decoded.tail = text[stop:].encode()
+            break
+        cut = between.search(text, stop)
+        lost = text[stop : cut.start() if cut else len(text)].rstrip()
+        decoded.skipped += lost.endswith(("}", "]"))  # else the file ends in it
+        start = cut.end() if cut else len(text)
+    return decoded
 
-    def _is_timed(self, event: _Event) -> bool:
-        """Whether the event has a time; one without is reported as such."""
-        return None not in (self._codec.field(event, "ts"), self._codec.field(event, "dur"))
 
-    def _may_go_on(self, start: int) -> bool:
-        """Whether the event may lack only what follows in the next chunk."""
-        rest = self._text[start : start + _MOST_UNFINISHED]
-        is_last = not self._kineto_layout and len(rest) == len(self._text) - start
-        return is_last and rest.count("{") > rest.count("}")
+def _strict(piece: str, codec: Codec[_Event]) -> tuple[_Event | None, int]:
+    """The event that a piece is, and its length; None and 0 where it is none."""
+    with suppress(*_UNREADABLE):
+        return codec.one(piece), len(piece)
+    return None, 0
+
+
+def _is_timed(event: _Event, codec: Codec[_Event]) -> bool:
+    """Whether the event has a time; one without is reported as such."""
+    return None not in (codec.field(event, "ts"), codec.field(event, "dur"))

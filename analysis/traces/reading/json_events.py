@@ -71,7 +71,7 @@ class Codec(Generic[_Event]):
     chunk: Callable[[bytes | bytearray], list[_Event]]
     lax_chunk: Callable[[bytes | bytearray], list[_Event]]  # numbers may be strings
     one: Callable[[str], _Event]
-    lenient: Callable[[str], tuple[_Event | None, int]]  # None when even that fails; where it ends
+    lenient: Callable[[str], tuple[_Event | None, int]]  # and where it ends; None, 0 for none
     field: Callable[[_Event, str], object]
 
     def is_event(self, event: _Event) -> bool:
@@ -80,17 +80,15 @@ class Codec(Generic[_Event]):
 
 
 def _raw_event(text: str) -> tuple[RawEvent | None, int]:
-    """The object that the text begins with, and where it ends, or where it could not be read on.
+    """The object that the text begins with, and where it ends; None and 0 if it begins with none.
 
     It may hold control characters, and NaN and Infinity, which become null.
     """
     try:
         value, end = _lenient_json().raw_decode(text)
-    except json.JSONDecodeError as error:
-        return None, error.pos
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
-        return None, len(text)
-    return (value if isinstance(value, dict) else None), end
+    except (ValueError, RecursionError):  # no JSON; a number of thousands of digits; lists in lists
+        return None, 0
+    return (value, end) if isinstance(value, dict) else (None, 0)
 
 
 @cache
@@ -106,36 +104,37 @@ _fields = cache(msgspec.structs.fields)  # whose types take longer to find than 
 def _event(text: str) -> tuple[Event | None, int]:
     """The same as a struct; a field of a wrong type is left out."""
     value, end = _raw_event(text)
-    with suppress(msgspec.DecodeError, RecursionError):
-        if value is not None:
-            return _fitting(
-                json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), Event
-            ), end
-    return None, end
+    if value is None:
+        return None, 0
+    content = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        return _fitting(content, Event), end
+    except (msgspec.DecodeError, RecursionError):
+        return None, 0
 
 
 def _fitting(text: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
-    values, kept = _decoder(dict[str, msgspec.Raw]).decode(text), {}
+    """The fields of the right type."""
+    values = _decoder(dict[str, msgspec.Raw]).decode(text)
+    fitting: dict[str, Any] = {}
     for field in _fields(kind):
-        if field.encode_name in values:
-            value = values[field.encode_name]
-            with suppress(msgspec.ValidationError):
-                kept[field.name] = (
-                    _fitting(value, EventArgs)
-                    if field.type is EventArgs
-                    else _decoder(field.type).decode(value)
-                )
-    return kind(**kept)
+        value = values.get(field.encode_name)
+        if value is None:
+            continue
+        with suppress(msgspec.ValidationError):
+            if field.type is EventArgs:
+                fitting[field.name] = _fitting(value, EventArgs)
+            else:
+                fitting[field.name] = _decoder(field.type).decode(value)
+    return kind(**fitting)
 
 
 def finite(value: object) -> float | None:
     """A number, also one written as a string, as a float; None if it is none, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
     try:
-        number = (
-            float(value)
-            if isinstance(value, int | float | str) and not isinstance(value, bool)
-            else math.nan
-        )
+        number = float(value)
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
@@ -152,11 +151,9 @@ def int64(value: object) -> int | None:
     if type(value) is int:
         return value if -(2**63) <= value < 2**63 else None
     number = finite(value)
-    return (
-        int(number)
-        if number is not None and abs(number) < 2**63 and number == int(number)
-        else None
-    )
+    if number is None or abs(number) >= 2**63 or not number.is_integer():
+        return None
+    return int(number)
 
 
 def count_of(value: object) -> int | None:

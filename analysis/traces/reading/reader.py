@@ -234,7 +234,7 @@ def read_events(
                 report(TraceCode.HEADER_UNREADABLE.finding(tail))
                 break
             continue
-        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec, text.goes_on)
+        decoded = decode_chunk(base.rebased(chunk), text.kineto_layout, codec)
         decoded.subtracted_us = reading.subtracted_us = base.subtracted_us
         events += len(decoded.events)
         if events > limits.max_events:
@@ -242,7 +242,6 @@ def read_events(
                 f"{path} holds more than {counted(limits.max_events, 'event')}, too many to read at once; trace fewer steps, "
                 "or raise --max-events"
             )
-        text.unfinished = decoded.unfinished
         any_event = any_event or any(map(codec.is_event, decoded.events))
         use(decoded)
         reading.skipped += decoded.skipped

@@ -604,10 +604,12 @@ def _stored(value: object, kind: Kind, length: int) -> Column:
     if kind == "word":
         return Words.of(cast("Iterable[str | None]", value))
     dtype: type = np.int64
-    numbers, missing = "biu", UNKNOWN
+    numbers = "biu"
+    missing: float = UNKNOWN
     if kind == "real":
         dtype = np.float64
-        numbers, missing = "biuf", np.nan
+        numbers = "biuf"
+        missing = np.nan
     if isinstance(value, np.ndarray) and value.dtype.kind in numbers:
         return value.astype(dtype, copy=False)
     items = [missing if item is None else item for item in cast("Iterable[object]", value)]
