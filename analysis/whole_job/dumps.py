@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from dpscope.analysis.traces.reading.tensor_sizes import element_bytes
 from dpscope.analysis.traces.steps.event_kind import collective_kind
 from dpscope.analysis.whole_job.records import UNKNOWN_NS, Call, Group, Process, Recording
 from dpscope.profiling.store.errors import DpscopeError
@@ -22,12 +23,6 @@ _RANK = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")
 _PAIR = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _MOST_BYTES_OF_RANKS = 1 << 20
 _DEFAULT = "default_pg"
-
-_ELEMENT_BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "UInt16": 2,
-    "UInt32": 4, "UInt64": 8, "Long": 8, "Double": 8, "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16,
-    "Float8_e5m2": 1, "Float8_e4m3fn": 1, "Float8_e5m2fnuz": 1, "Float8_e4m3fnuz": 1, "Float8_e8m0fnu": 1,
-}  # fmt: skip
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -238,7 +233,7 @@ def _bytes(entry: _Entry) -> int | None:
 def _buffer_bytes(shapes: list[list[int]], types: list[str]) -> int | None:
     if not shapes:
         return 0
-    element_bytes = _ELEMENT_BYTES.get(types[0]) if types else None
-    if element_bytes is None:
+    size = element_bytes(types[0]) if types else None
+    if size is None:
         return None
-    return element_bytes * sum(math.prod(shape) for shape in shapes)
+    return size * sum(map(math.prod, shapes))

@@ -12,7 +12,7 @@ from dpscope.analysis.text.units import as_ranges, show_bytes
 from dpscope.analysis.traces.ranks.lateness import mostly_last
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.records import Call
-from dpscope.analysis.whole_job.unfinished import NotBegun, Unfinished, unfinished_of
+from dpscope.analysis.whole_job.unfinished import Unfinished, unfinished_of
 from dpscope.analysis.whole_job.waiting import Waiting, waiting_of
 from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.links import LinkRate
@@ -86,10 +86,6 @@ class Summary:
     def only_unfinished(self) -> bool:
         """Whether a watchdog wrote nothing but what had not completed."""
         return self.unfinished is not None and self.unfinished.only
-
-    @property
-    def not_begun(self) -> NotBegun | None:
-        return None if self.unfinished is None else self.unfinished.oldest
 
     @property
     def span_us(self) -> float:

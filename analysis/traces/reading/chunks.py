@@ -325,7 +325,8 @@ def _repaired(text: str, between: re.Pattern[str], codec: Codec[_Event]) -> Deco
             # an object within it may look like the next event, and the text behind all events follows the last
             most = end if in_vain > _MOST_IN_VAIN else start + _MOST_LENIENT
             event, length = codec.lenient(text[start:most])
-            is_sound = _strict(text[start : start + length], codec)[0] is not None
+            alone, _ = _strict(text[start : start + length], codec)
+            is_sound = alone is not None
             in_vain += event is None
         stop = start + length
         if event is not None:

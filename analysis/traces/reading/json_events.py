@@ -88,7 +88,9 @@ def _raw_event(text: str) -> tuple[RawEvent | None, int]:
         value, end = _lenient_json().raw_decode(text)
     except (ValueError, RecursionError):  # no JSON; a number of thousands of digits; lists in lists
         return None, 0
-    return (value, end) if isinstance(value, dict) else (None, 0)
+    if not isinstance(value, dict):
+        return None, 0
+    return value, end
 
 
 @cache
@@ -143,13 +145,16 @@ def finite(value: object) -> float | None:
 def sound_us(value: object) -> float | None:
     """A time in microseconds that an event may have; None if it is no number or out of range."""
     number = finite(value)
-    return number if number is not None and abs(number) < MOST_US else None
+    if number is None or abs(number) >= MOST_US:
+        return None
+    return number
 
 
 def int64(value: object) -> int | None:
     """A whole number that fits 64 bits, else None."""
     if type(value) is int:
-        return value if -(2**63) <= value < 2**63 else None
+        fits = -(2**63) <= value < 2**63
+        return value if fits else None
     number = finite(value)
     if number is None or abs(number) >= 2**63 or not number.is_integer():
         return None
@@ -172,7 +177,9 @@ def ordinal(value: object) -> int | None:
 
 def _up_to(most: int, value: object) -> int | None:
     number = int64(value)
-    return number if number is not None and 0 <= number <= most else None
+    if number is None or not 0 <= number <= most:
+        return None
+    return number
 
 
 EVENTS = Codec[Event](

@@ -87,7 +87,7 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
 ) -> None:
     """A dead rank writes no dump."""
     summary = without(tmp_path, *gone)
-    oldest = known(summary.not_begun)
+    oldest = known(known(summary.unfinished).oldest)
     assert called(oldest.call, oldest.number) == "all_to_all 45265"
     assert (oldest.stopped, oldest.missing) == (stopped, missing)
     step = said(summary.verdict, "next")
@@ -116,7 +116,7 @@ def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
 ) -> None:
     """The device's failure is the first answer, the lost dump the second."""
     summary = without(tmp_path, gone, job="gpu_error")
-    assert known(summary.not_begun).ran_ahead
+    assert known(known(summary.unfinished).oldest).ran_ahead
     assert known(summary.unfinished).ends == ends
     *_, ran_ahead, chain, lost = known(summary.verdict.fact("stopped")).lines
     assert ran_ahead.endswith("hosts ran ahead of a device that stopped")
