@@ -319,14 +319,16 @@ def _repaired(text: str, between: re.Pattern[str], codec: Codec[_Event]) -> Deco
         cut = between.search(text, start)
         end = cut.start() if cut else len(text)
         piece = text[start:end]
-        event, length = _strict(piece, codec)
-        is_sound = event is not None and _NO_UTF_8 not in piece
-        if event is None:
+        strict = _strict(piece, codec)
+        if strict:
+            event: _Event | None = strict[0]
+            length = len(piece)
+            is_sound = _NO_UTF_8 not in piece
+        else:
             # an object within it may look like the next event, and the text behind all events follows the last
             most = end if in_vain > _MOST_IN_VAIN else start + _MOST_LENIENT
             event, length = codec.lenient(text[start:most])
-            alone, _ = _strict(text[start : start + length], codec)
-            is_sound = alone is not None
+            is_sound = bool(_strict(text[start : start + length], codec))
             in_vain += event is None
         stop = start + length
         if event is not None:
@@ -342,11 +344,11 @@ def _repaired(text: str, between: re.Pattern[str], codec: Codec[_Event]) -> Deco
     return decoded
 
 
-def _strict(piece: str, codec: Codec[_Event]) -> tuple[_Event | None, int]:
-    """The event that a piece is, and its length; None and 0 where it is none."""
+def _strict(piece: str, codec: Codec[_Event]) -> list[_Event]:
+    """The event that a piece is; empty where it is none."""
     with suppress(*_UNREADABLE):
-        return codec.one(piece), len(piece)
-    return None, 0
+        return [codec.one(piece)]
+    return []
 
 
 def _is_timed(event: _Event, codec: Codec[_Event]) -> bool:
