@@ -44,7 +44,7 @@ def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
 
 def _no_whole_step(data: Job) -> Fact:
     """Why no step is whole, and how to mark steps where none is."""
-    line = "each rank is timed from its first event to its last: read all times as one sample"
+    line = "no training step was recorded whole: times are from a rank's first event to its last"
     lines = [line]
     basis = f"only the first traced step is there: {UNKNOWN_START}"
     unmarked = _of_code(data, TraceCode.NO_STEPS)

@@ -54,7 +54,13 @@ from dpscope.analysis.traces.steps.event_kind import (
     is_peer_copy,
 )
 from dpscope.analysis.training.data import TrainingData, load_training
-from dpscope.profiling.mirrors.mirror import TEST_ACCURACY, TEST_LOSS, TRAINED_S, training_settings
+from dpscope.profiling.mirrors.mirror import (
+    MEANINGS,
+    TEST_ACCURACY,
+    TEST_LOSS,
+    TRAINED_S,
+    training_settings,
+)
 from dpscope.profiling.mirrors.tensorboard_mirror import (
     EventLog,
     HyperParameter,
@@ -83,14 +89,15 @@ DISTRIBUTED_VIEW = (
     "numbers."
 )
 """What the view cannot show as the report does, for TensorBoard's Text page."""
+_TIMED_STEP = "Untraced step by its number, mean over ranks"
 _UNITS = {
     # as on every screen
     "time": Unit("ms", 1e3, 3),
     "share": Unit("%", 0.01, 1),
 }
 """Of HParams' columns, by quantity; others have the stored unit."""
-TRAINING_METRICS = (TEST_ACCURACY, TEST_LOSS, TRAINED_S)
-"""Tags that HParams shows next to a training's settings, each at its last epoch."""
+TRAINING_METRICS = {tag: MEANINGS[tag] for tag in (TEST_ACCURACY, TEST_LOSS, TRAINED_S)}
+"""What HParams shows next to a training's settings, each at its last epoch: meanings by tag."""
 
 
 def write_tensorboard(
@@ -133,22 +140,24 @@ def export_tensorboard(report: Report, out: Path | None = None) -> Path:
     measured, training = report.run.measured, report.run.training
     folder = _cleared(out or report.run.folder.path, [data.name for data in measured])
     columns = [name for name in FIRST_COLUMNS if report.comparison.has(name)]
+    meanings = {metric(name): REGISTERED[name].meaning for name in columns}
     sessions = {data.name: _hyperparameters(report, data) for data in measured}
     with EventLog(folder / "report") as log:
         trained = training_sessions(training) if training else []
-        log.experiment(
-            _values([*sessions.values(), *trained]),
-            [*(metric(name) for name in columns), *(TRAINING_METRICS if trained else ())],
-        )
+        metrics = meanings | TRAINING_METRICS if trained else meanings
+        log.experiment(_values([*sessions.values(), *trained]), metrics)
         log.text("comparison", render_markdown(report))
         log.text("distributed_view", DISTRIBUTED_VIEW)
         _add_figures(log, report.figures)
     for data in measured:
         row = report.comparison.rows[data.name]
-        metrics = {metric(name): shown_value(row, name) for name in columns}
+        values = {metric(name): shown_value(row, name) for name in columns}
         # HParams shows nothing for a metric without a value
-        known = {tag: value for tag, value in metrics.items() if value is not None}
-        _write_cell(report, data, folder / data.name, sessions[data.name], known)
+        known = {tag: value for tag, value in values.items() if value is not None}
+        with EventLog(folder / data.name) as log:
+            log.session(sessions[data.name], known, meanings)
+            _write_steps(log, data)
+        _write_traces(report, data, folder / data.name)
     if training:
         write_missing_events(training)
     return folder
@@ -222,16 +231,8 @@ def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:
     return shape | {"variant": data.variant or "none"}
 
 
-def _write_cell(
-    report: Report,
-    data: Job,
-    folder: Path,
-    session: dict[str, HyperParameter],
-    metrics: dict[str, float],
-) -> None:
-    with EventLog(folder) as log:
-        log.session(session, metrics)
-        _write_steps(log, data)
+def _write_traces(report: Report, data: Job, folder: Path) -> None:
+    """Copies of a cell's traces for the plugin, of its first repeat."""
     for file in report.run.traces:
         write_plugin_copies(file.path, folder, 0, file.rank or 0, _not_whole(data, 0, file.rank))
     if report.run.recorded is None:
@@ -252,18 +253,22 @@ def _write_steps(log: EventLog, data: Job) -> None:
     for repeat, steps_us in zip(repeats, data.step_samples(), strict=True):
         for step, step_us in enumerate(steps_us):
             step_ms = float(step_us) / 1e3
-            log.scalar(f"timed step [ms]/repeat {repeat}", step_ms, step)
+            log.scalar(f"timed step [ms]/repeat {repeat}", step_ms, step, _TIMED_STEP)
 
 
 def _not_whole(data: Job, repeat: int, rank: int | None) -> frozenset[int]:
     """The steps of a trace that the report leaves out of its means; none where it has no others."""
     numbers = []
     for steps in (data.tables.steps, data.whole_windows):
-        own = steps.take((steps["repeat"] == repeat) & steps.known("step"))
-        own = own if rank is None else own.take(own["rank"] == rank)
+        of_repeat = steps["repeat"] == repeat
+        own = steps.take(of_repeat & steps.known("step"))
+        if rank is not None:
+            own = own.take(own["rank"] == rank)
         numbers.append(frozenset(own["step"].tolist()))
     every, whole = numbers
-    return every - whole if whole else frozenset()
+    if not whole:
+        return frozenset()
+    return every - whole
 
 
 def training_sessions(data: TrainingData) -> list[dict[str, HyperParameter]]:

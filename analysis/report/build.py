@@ -121,7 +121,7 @@ class Report(Results):
             self.tables[view.name] for view in VIEWS if view.printed and view.name in self.tables
         ]
         shown = (*self.first.values(), *tables)
-        unknown = [one for table in shown for one in table.unknown]
+        unknown = [value for table in shown for value in table.unknown if value.drawn]
         return PrintedReport(
             setting=self.setting,
             verdict=self.verdict,

@@ -55,7 +55,7 @@ def columns_table(
     ]
     asked = names if comparison.timed else known
     unknown = (
-        Unknown(row.reasons[name], REGISTERED[name].heading, row.cell)
+        Unknown(row.reasons[name], REGISTERED[name].heading, row.cell, name in known)
         for row in rows
         for name in asked
         if name in row.reasons
@@ -103,10 +103,10 @@ _STEP = (
 )  # fmt: skip
 _SHORTCUTS = {  # column -> its heading here
     "exposed_us": "exposed",
-    "same_local_batch_us": "t_N(b)-t_1(b)",
+    "same_local_batch_us": "added",
     "same_local_batch_low_us": "low",
     "same_local_batch_high_us": "high",
-    "same_local_batch_error_exposed_us": "error of t_N(b)-t_1(b)",
+    "same_local_batch_error_exposed_us": "error of added",
     "transfer_us": "transfers",
     "ring_us": "ring",
     "ring_error_us": "error of ring",
@@ -139,7 +139,7 @@ def shortcut_table(comparison: Comparison) -> TextTable | None:
         "Measured (traced) against the shortcuts [{unit}]: shortcut = measured + error",
         tuple(_SHORTCUTS),
         [row for row in summarised(comparison) if row.devices > 1],
-        ["low, high: 95% interval of t_N(b)-t_1(b)"] if comparison.timed else [],
+        ["added: t_N(b)-t_1(b); low, high: its 95% interval"] if comparison.timed else [],
         headings=_SHORTCUTS,
     )
 

@@ -27,12 +27,13 @@ MOST_HEADINGS = 6
 
 class Unknown(NamedTuple):
     """Why a value is missing: in the column of this heading (empty: in most), in the row of this
-    name.
+    name. A column without any value is not `drawn`.
     """
 
     reason: str
     heading: str
     row: str
+    drawn: bool = True
 
 
 def reasons(unknown: Iterable[Unknown], most: int | None = None) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from dpscope.launch.jobs.devices import Devices, doubling
+from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
@@ -35,10 +36,11 @@ def check_counts(counts: Sequence[int], devices: Devices) -> None:
         raise DpscopeError(f"--devices {min(counts)}: every device count must be 1 or more")
     most = max(counts)
     devices.check_present(most, f"--devices {most}")
-    if devices.count is None and most > usable_cores():
+    cores = usable_cores()
+    if devices.count is None and most > cores:
         raise DpscopeError(
-            f"--devices {most}: this machine has no GPU and {counted(usable_cores(), 'core')}, one for each process; give "
-            f"{usable_cores()} at most"
+            f"--devices {most}: this machine has no GPU and {counted(cores, 'core')}, one for each process; give "
+            f"{cores} at most"
         )
 
 
@@ -128,14 +130,15 @@ def plan_jobs(
     """
     # torchrun limits threads for several processes only, and cells with different threads could not
     # be compared.
-    if threads is None and any((count or 1) > 1 for count in counts):
+    if threads is None and _any_several(counts):
         threads = 1
     several = dict(os.environ)
     if threads is not None:
         several.setdefault("OMP_NUM_THREADS", str(threads))
     single = dict(several)
     if devices.count is not None:  # the first GPU alone: frameworks would use all visible ones
-        single["CUDA_VISIBLE_DEVICES"] = several.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        visible = several.get("CUDA_VISIBLE_DEVICES", "0")
+        single["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
     jobs = []
     for count in [*counts] * repeats:
         name = SINGLE if count is None else f"d{count}"
@@ -148,6 +151,11 @@ def plan_jobs(
         environment = single if count is None else several
         jobs.append(AttachedJob(count, (*command, *script), environment))
     return jobs
+
+
+def _any_several(counts: Sequence[int | None]) -> bool:
+    """Whether one of the device counts is above 1."""
+    return any((count or 1) > 1 for count in counts)
 
 
 def _free_folder(folders: Path, name: str) -> Path:
@@ -176,18 +184,38 @@ class JobEnd:
     def has_failed(self) -> bool:
         return self.status != 0 or not self.is_measured
 
+    @property
+    def text(self) -> str:
+        """Whether it was measured, and how the script ended."""
+        if self.is_measured:
+            return f"measured, ended with status {self.status}"
+        return f"not measured, ended with status {self.status}"
 
-def run_jobs(jobs: Sequence[AttachedJob], out: Path) -> list[JobEnd]:
-    """Run these jobs, up to the first whose status is not 0."""
+
+def run_jobs(jobs: Sequence[AttachedJob], out: Path, note: Callable[[str], None]) -> list[JobEnd]:
+    """Run these jobs, up to the first whose status is not 0; `note` gets a line where each begins
+    and ends.
+    """
     ends: list[JobEnd] = []
-    for job in jobs:
-        # the processes of a job write its repeat themselves
-        before = repeats_there(out)
-        status = run_job(job.command, job.environment)
-        ends.append(JobEnd(job, status, repeats_there(out) > before))
-        if status:
+    for number, job in enumerate(jobs, 1):
+        title = f"[{number}/{len(jobs)}] {job.label}"
+        note(f"{title}: started")
+        began_s = time.monotonic()
+        end = _run(job, out)
+        took_s = time.monotonic() - began_s
+        note(f"{title}: {end.text} after {duration_text(took_s)}")
+        ends.append(end)
+        if end.status:
             break
     return ends
+
+
+def _run(job: AttachedJob, out: Path) -> JobEnd:
+    """Run a job, whose processes write its repeat themselves."""
+    before = repeats_there(out)
+    status = run_job(job.command, job.environment)
+    after = repeats_there(out)
+    return JobEnd(job, status, is_measured=after > before)
 
 
 def run_with_baseline(
@@ -199,11 +227,11 @@ def run_with_baseline(
     """Run the jobs that `plan` gives for these counts, then the script without torchrun if one
     device lacks a baseline.
     """
-    ends = run_jobs(plan(counts), out)
+    ends = run_jobs(plan(counts), out, note)
     if any(end.has_failed for end in ends) or not lacks_baseline(out, counts):
         return ends
     note("The script runs once more on one device, without torchrun: the baseline of efficiency.")
-    baseline = run_jobs(plan([None], threads=1), out)
+    baseline = run_jobs(plan([None], threads=1), out, note)
     if any(end.has_failed for end in baseline):
         note(
             "It was not measured without torchrun: there is no efficiency, and one device under its wrapper is shown."
@@ -215,7 +243,7 @@ def lacks_baseline(out: Path, counts: Sequence[int | None]) -> bool:
     """Whether one device was to be compared with several, and only one under a wrapper was
     measured, as under torchrun.
     """
-    if not is_run_folder(out) or 1 not in counts or max(count or 1 for count in counts) < 2:
+    if 1 not in counts or not _any_several(counts) or not is_run_folder(out):
         return False
     run = RunFolder(out)
     planned = [planned.cell for planned in run.manifest().plan]

@@ -57,7 +57,7 @@ def bundle(
         write(packed, path)
     size_mb = path.stat().st_size / 1e6
     console.print(
-        f"\nWritten: {path} ({size_mb:.1f} MB). Unpacked it is a run folder, which `dpscope analyze` reads.",
+        f"\nWritten: {path} ({size_mb:.1f} MB)\nTo read it: unzip {path}, then dpscope analyze {packed.name}",
         highlight=False,
         soft_wrap=True,
     )

@@ -51,6 +51,7 @@ def reduce(
         raise DpscopeError(f"--jobs {jobs}: must be 1 or more")
     from dpscope.analysis.output.trace_tables import trace_status
     from dpscope.analysis.text.terminal import progress
+    from dpscope.analysis.text.units import show_bytes
     from dpscope.analysis.traces.ranks.reduce import read_share, reduce_traces
 
     shared = None if share is None else read_share(share)
@@ -63,16 +64,13 @@ def reduce(
             jobs=jobs,
             progress=lambda done, of: update(f"{done} of {of} read"),
         )
-    size_kb, kept = (
-        made.path.stat().st_size / 1e3,
-        f", {made.kept} of them already reduced" if made.kept else "",
-    )
-    open_console().print(
-        f"Written: {made.path} ({counted(made.ranks, 'rank')}{kept}; {size_kb:.0f} kB). dpscope analyze reads it, alone or with "
-        "others.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    size = show_bytes(made.path.stat().st_size)
+    earlier = f", {made.kept} of them reduced before" if made.kept else ""
+    lines = [
+        f"Written: {made.path}: {counted(made.ranks, 'trace')} in {size}{earlier}",
+        f"Next: dpscope analyze {made.path}, or a folder with the files of all nodes",
+    ]
+    open_console().print("\n".join(lines), highlight=False, soft_wrap=True)
     for file in made.unread:
         complain(f"not read: {file.message}")
     raise typer.Exit(2 if made.unread else trace_status((), made.cut_short))

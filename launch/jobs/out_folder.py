@@ -15,6 +15,7 @@ from dpscope.profiling.store.folders import (
     CALIBRATION_NAME,
     CELLS_NAME,
     COLLECTIVES_NAME,
+    LOCK_NAME,
     REPORT_NAME,
     files_in,
     fits_layout,
@@ -37,8 +38,6 @@ from dpscope.profiling.store.training_folders import (
     holds_epochs,
     is_train_folder,
 )
-
-LOCK_NAME = ".lock"
 
 _BEFORE_A_MANIFEST = (
     LOCK_NAME,

@@ -10,6 +10,17 @@ from dpscope.profiling.records.training import EpochRecord, TrainConfig
 TEST_ACCURACY = "accuracy_percent/test"
 TEST_LOSS = "loss/test"
 TRAINED_S = "seconds/trained"
+MEANINGS = {
+    "loss/train": "Mean over the epoch's samples before each step, label smoothing included",
+    TEST_LOSS: "After the epoch, over the whole test set",
+    "accuracy_percent/train": "Percent of the epoch's samples, before each step",
+    TEST_ACCURACY: "Percent of the whole test set, after the epoch",
+    "learning_rate": "At the epoch's last step",
+    "seconds/train_epoch": "Wall time of the epoch's steps, loading included",
+    "seconds/evaluation": "Wall time of the test after the epoch",
+    TRAINED_S: "Wall time of the steps of all epochs so far",
+}
+"""What the scalars of `training_scalars` are, by tag."""
 
 
 WriteEpoch = Callable[[EpochRecord], None]

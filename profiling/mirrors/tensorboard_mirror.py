@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from dpscope.profiling.mirrors.mirror import (
+    MEANINGS,
     TrainingMirror,
     WriteEpoch,
     training_scalars,
@@ -50,9 +51,13 @@ class EventLog(AbstractContextManager["EventLog"]):
         """Write what is buffered; nothing can be written afterwards."""
         self._writer.close()
 
-    def scalar(self, tag: str, value: float, step: int, at_s: float | None = None) -> None:
+    def scalar(
+        self, tag: str, value: float, step: int, meaning: str, at_s: float | None = None
+    ) -> None:
         """Write a number at a step and a Unix time (default: now); the tag holds the unit."""
-        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value)]), step, at_s)
+        described = SummaryMetadata(summary_description=meaning)
+        scalar = Summary.Value(tag=tag, simple_value=value, metadata=described)
+        self._add(Summary(value=[scalar]), step, at_s)
 
     def flush(self) -> None:
         """Make everything written so far visible to readers."""
@@ -76,15 +81,20 @@ class EventLog(AbstractContextManager["EventLog"]):
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
 
     def experiment(
-        self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Sequence[str]
+        self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Mapping[str, str]
     ) -> None:
-        """Declare the HParams page: each parameter with its values, and the metrics' tags."""
-        experiment = api_pb2.Experiment(
-            metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
-        )
+        """Declare the HParams page: each parameter with its values, and the metrics' meanings by
+        tag.
+        """
+        infos = [
+            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), description=meaning)
+            for tag, meaning in metrics.items()
+        ]
+        experiment = api_pb2.Experiment(metric_infos=infos)
         for name, values in hyperparameters.items():
             field, kind = _field_and_type(values[0] if values else "")
-            info = experiment.hparam_infos.add(name=name, type=kind)
+            differs = len(set(values)) > 1
+            info = experiment.hparam_infos.add(name=name, type=kind, differs=differs)
             if field == "string_value":
                 info.domain_discrete.extend(sorted({one_line(str(value)) for value in values}))
         self._hparams(
@@ -92,11 +102,14 @@ class EventLog(AbstractContextManager["EventLog"]):
         )
 
     def session(
-        self, hyperparameters: Mapping[str, HyperParameter], metrics: Mapping[str, float]
+        self,
+        hyperparameters: Mapping[str, HyperParameter],
+        metrics: Mapping[str, float],
+        meanings: Mapping[str, str],
     ) -> None:
         self.begin_session(hyperparameters)
         for tag, value in metrics.items():
-            self.scalar(tag, value, 0)
+            self.scalar(tag, value, 0, meanings[tag])
         self.end_session()
 
     def begin_session(self, hyperparameters: Mapping[str, HyperParameter]) -> None:
@@ -165,7 +178,7 @@ def training_events(run: Path, config: TrainConfig | None) -> TrainingMirror:
         def write(record: EpochRecord) -> None:
             nonlocal trained
             for tag, value in training_scalars(record).items():
-                log.scalar(tag, value, record.epoch, record.ended_at_s)
+                log.scalar(tag, value, record.epoch, MEANINGS[tag], record.ended_at_s)
             log.flush()
             trained = record.epoch
 

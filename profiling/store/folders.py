@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ATTACHED_PREFIX = ".tmp-attached-"
 # in a repeat, or in the run for jobs of an attached script: the records of collectives
 COLLECTIVES_NAME = "collectives"
+LOCK_NAME = ".lock"  # of a folder that a command writes to, from its start on
 TORCHRUN_NAME = "torchrun"  # of a job's folder with torchrun's logs
 _TORCHRUN = r"torchrun/[^/]+/attempt_\d+/\d+/(stdout\.log|stderr\.log|error\.json)"
 _LOGS = rf"(node\d+/)?(log\.txt|{_TORCHRUN})"

@@ -23,6 +23,7 @@ from dpscope.analysis.traces.ranks.rank_tables import RankTables
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import natural_order
+from dpscope.profiling.store.folders import LOCK_NAME
 
 Paths = str | Path | Sequence[str | Path] | Sequence[Path]
 
@@ -157,6 +158,11 @@ def _found_in(path: Path) -> FoundFiles:
     for reader in READERS:
         if files := by_reader.get(reader):
             return FoundFiles(reader, sorted(files, key=natural_order), _others(by_reader, reader))
+    if (path / LOCK_NAME).exists():
+        raise DpscopeError(
+            f"{path} is the output folder of a command that has measured nothing: see what it printed, fix the cause, and "
+            f"repeat it with --out {path}"
+        )
     patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
     raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")

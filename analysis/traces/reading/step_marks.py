@@ -85,8 +85,8 @@ def _requested(trace: Trace, rows: IntColumn, steps_by: str) -> IntColumn:
         most = counts.most_common(_NAMED)
         frequent = listed([name for name, _ in most])
         raise DpscopeError(
-            f"--steps-by {steps_by}: {trace.source} holds no range of this name; the most frequent "
-            f"are {frequent or 'none'}"
+            f"{trace.source} holds no range named {steps_by} (--steps-by); its most frequent ranges are "
+            f"{frequent or 'none'}"
         )
     # several threads may be in a step at once: the one with most ranges counts
     threads = events.thread[called]

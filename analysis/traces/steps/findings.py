@@ -210,7 +210,7 @@ def _events_of_no_step(attribution: Attribution) -> Iterator[Finding]:
     counts = "not counted"
     if during:
         counts = f"{during:,} count in the step in which they ran"
-    noun = "device operation"
+    noun = "GPU event"
     collectives = int((either & attribution.rows(Kind.COLLECTIVE)).sum())
     if not on_device:
         noun = "communication range"

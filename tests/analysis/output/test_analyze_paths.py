@@ -25,10 +25,11 @@ from tests.helpers.paths import DATA
             f"{EQUALITY_FOLDER}/{SETTINGS_NAME}",
             "dpscope equal, without traces: read {}/equality.json or the table",
         ),
+        (".lock", "{} is the output folder of a command that has measured nothing"),
     ],
 )
 def test_what_is_no_folder_of_traces_is_named(tmp_path: Path, made: str, message: str) -> None:
-    (tmp_path / made).parent.mkdir(parents=True)
+    (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / made).write_text("{}")
     with pytest.raises(DpscopeError, match=message.format(tmp_path)):
         analyze(AnalyzeRequest(flags={}, given={}, paths=[tmp_path]))

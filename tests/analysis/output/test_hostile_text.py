@@ -154,7 +154,7 @@ def test_the_report_and_all_of_its_text(run: Path) -> None:
 def test_tensorboards_text_and_hyperparameters(tmp_path: Path) -> None:
     with EventLog(tmp_path) as log:
         log.text("comparison", f"model {HOSTILE}")
-        log.session({"model": HOSTILE}, {})
+        log.session({"model": HOSTILE}, {}, {})
     tensors = EventAccumulator(str(tmp_path)).Reload().Tensors("comparison/text_summary")
     text = tensors[0].tensor_proto.string_val[0].decode()
     assert text.startswith("model ")

@@ -13,8 +13,10 @@ from dpscope.analysis.output.run_screen import Targets, print_summary, report_of
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.files import PrintedReport
 from dpscope.analysis.runs.run_data import load_run
+from dpscope.analysis.text.terminal import print_table
 from dpscope.launch.contents import app
 from dpscope.profiling.records.run_codes import RunCode
+from tests.helpers.examples import reported
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
@@ -55,6 +57,22 @@ def test_what_is_printed_of_a_run_fits_a_screen(
     assert max(map(len, of_run)) <= 80
     assert 10 < len(of_run) <= 24
     assert ("MISSING " in "".join(of_run)) is (lost is not None)
+
+
+def test_everything_gives_reasons_for_printed_columns_and_keeps_names_whole() -> None:
+    printed = reported(EXAMPLE_RUN).printed
+    headings = {
+        heading.partition(" [")[0] for table in printed.tables for heading in table.headings
+    }
+    assert "MFU" not in headings
+    assert printed.missing
+    assert not any("MFU" in reason for reason in printed.missing)
+    console = Console(file=io.StringIO(), width=80)
+    for table in printed.tables:
+        print_table(console, table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("dp-host-d2-") and line.endswith("-")] == []
 
 
 @pytest.mark.long

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from dpscope.analysis.output.tensorboard import plugin_copy, write_plugin_copies, write_tensorboard
+from dpscope.profiling.mirrors.tensorboard_mirror import EventLog
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
 from tests.generated_traces.ddp import DdpOptions, ddp_trace
@@ -133,3 +136,17 @@ def test_trainings_alone(tmp_path: Path) -> None:
     assert "training/text_summary" in tags["tensors"]
     events = EventAccumulator(str(folder / "training" / "ddp-d2-b16" / "seed0")).Reload()
     assert [one.value for one in events.Scalars("accuracy_percent/test")] == [51.0, 52.0]
+    described = events.SummaryMetadata("accuracy_percent/test").summary_description
+    assert described == "Percent of the whole test set, after the epoch"
+
+
+def test_hparams_know_which_settings_differ_and_what_metrics_mean(tmp_path: Path) -> None:
+    with EventLog(tmp_path) as log:
+        log.experiment({"devices": [1, 2], "model": ["lenet", "lenet"]}, {"step [ms]": "Median"})
+    stored = EventAccumulator(str(tmp_path)).Reload().SummaryMetadata(EXPERIMENT_TAG)
+    declared = HParamsPluginData.FromString(stored.plugin_data.content).experiment
+    assert {one.name: one.differs for one in declared.hparam_infos} == {
+        "devices": True,
+        "model": False,
+    }
+    assert [one.description for one in declared.metric_infos] == ["Median"]

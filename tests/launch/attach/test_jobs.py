@@ -207,6 +207,7 @@ def test_the_baseline_is_run_last_and_its_failure_is_no_failure(
     )
     assert ("It was not measured without torchrun" in ended.stdout) == bool(status)
     assert ended.exit_code == 0
+    assert "[2/2] 2 devices: started\n[2/2] 2 devices: measured, ended" in ended.stdout
     unmeasured = [
         one for one in RunFolder(out).manifest().findings if one.code == "job_not_measured"
     ]

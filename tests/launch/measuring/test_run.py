@@ -15,7 +15,7 @@ from dpscope.launch.jobs import worker_process
 from dpscope.launch.jobs.assignment import Assignment, read_assignment
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.job_queue import JobQueue, duration_text
-from dpscope.launch.jobs.out_folder import LOCK_NAME, locked
+from dpscope.launch.jobs.out_folder import locked
 from dpscope.launch.jobs.worker_process import TorchrunPlace, torchrun_place
 from dpscope.launch.measuring import run
 from dpscope.launch.measuring.assigned_cell import AssignedCell, assigned_cell
@@ -318,7 +318,7 @@ def test_a_file_system_without_locks_is_reported(
     monkeypatch.setattr(fcntl, "flock", refuse)
     notes: list[str] = []
     with locked(tmp_path / "run", wait=False, note=notes.append):
-        assert (tmp_path / "run" / LOCK_NAME).exists()
+        assert (tmp_path / "run" / ".lock").exists()
     assert len(notes) == 1
     assert "cannot be locked (No locks available)" in notes[0]
 

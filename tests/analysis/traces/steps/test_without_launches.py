@@ -84,7 +84,7 @@ def test_what_was_launched_before_the_trace_is_in_no_step(tmp_path: Path) -> Non
     rows, analysis = times(tmp_path, work)
     assert rows == [[220, 200, 0, 0, 20, 0], [420, 100, 0, 0, 320, 0]]
     assert message(analysis, "events_of_no_step").endswith(
-        "1 device operation (0.060 ms) launched in no traced step: not counted"
+        "1 GPU event (0.060 ms) launched in no traced step: not counted"
     )
 
 
