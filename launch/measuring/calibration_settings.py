@@ -41,18 +41,16 @@ SETTINGS = {
 """Those that have options."""
 
 DEFAULTS: dict[str, Any] = {
-    **{
-        name: declared.default
-        for name, declared in SETTINGS.items()
-        if declared.default is not msgspec.NODEFAULT
-    },
-    **{
-        "device": "auto",
-        "devices": None,
-        "collectives": None,
-        "min_bytes": "4KiB",
-        "max_bytes": "256MiB",
-    },
+    name: declared.default
+    for name, declared in SETTINGS.items()
+    if declared.default is not msgspec.NODEFAULT
+}
+DEFAULTS |= {
+    "device": "auto",
+    "devices": None,
+    "collectives": None,
+    "min_bytes": "4KiB",
+    "max_bytes": "256MiB",
 }
 """As they are written. `devices`: 2, 4, 8, ... and all GPUs, or 2 processes on the CPU; then all of
 them on 2, 4, ... nodes.
@@ -78,13 +76,11 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
         ("warmup_iterations", "give 1 or more: the first call sets up connections"),
     ):
         _check(f"--{SETTINGS[name].option}", values[name], values[name] > 0, fix)
-    _check("--timeout", values["timeout_s"], not (fix := TIMEOUT_CHECK(values["timeout_s"])), fix)
+    fix = TIMEOUT_CHECK(values["timeout_s"])
+    _check("--timeout", values["timeout_s"], not fix, fix)
     _check("--collectives", named, bool(chosen) and not unknown, choose_from(unknown, measurable))
-    sizes = (
-        read_option(f"--{name}-bytes", values[f"{name}_bytes"], parse_size)
-        for name in ("min", "max")
-    )
-    smallest, largest = (max(1, round(size)) for size in sizes)
+    smallest = _size("--min-bytes", values["min_bytes"])
+    largest = _size("--max-bytes", values["max_bytes"])
     _check(
         "--max-bytes",
         values["max_bytes"],
@@ -109,6 +105,11 @@ def calibration_settings(nodes: int = 1, **flags: object) -> CalibrationSettings
         "max_bytes": largest,
     }
     return CalibrationSettings(**{**values, **resolved})
+
+
+def _size(flag: str, text: str) -> int:
+    """Bytes, at least one."""
+    return max(1, round(read_option(flag, text, parse_size)))
 
 
 def _check(flag: str, value: object, holds: bool, advice: str) -> None:

@@ -280,15 +280,20 @@ def _nothing_to_measure(matrix: ResolvedMatrix, skipped: Sequence[str]) -> Dpsco
 
 def _needs(strategy: Strategy) -> str:
     traits = traits_of(strategy)
-    return f"{strategy} needs {counted(traits.least_devices, 'device')}{'' if traits.baseline else ' or more'}"
+    more = "" if traits.baseline else " or more"
+    return f"{strategy} needs {counted(traits.least_devices, 'device')}{more}"
 
 
 def _sizes(matrix: ResolvedMatrix, largest: int) -> list[int]:
     """The batch sizes; those that grow end at the largest."""
-    sizes = list(matrix.batch_sizes)
-    while matrix.batch_growth and (following := sizes[-1] * matrix.batch_growth) <= largest:
-        sizes.append(following)
-    return [size for size in sizes if matrix.batch_growth is None or size <= largest]
+    if matrix.batch_growth is None:
+        return list(matrix.batch_sizes)
+    (size,) = matrix.batch_sizes
+    sizes = []
+    while size <= largest:
+        sizes.append(size)
+        size *= matrix.batch_growth
+    return sizes
 
 
 def _cells(
@@ -299,15 +304,17 @@ def _cells(
     """
     for strategy in matrix.strategies:
         traits = traits_of(strategy)
-        if traits.baseline or count > 1 or max(matrix.counts) == 1:
-            options = strategy_options(matrix, strategy)
-        else:
-            options = (
-                alone_options(matrix, strategy) if traits.plain_reducer and matrix.ddp_alone else ()
-            )
-        if not (traits.baseline and count > 1) and not (traits.one_process and nodes > 1):
-            for chosen in options:
-                yield Cell(strategy_on(strategy, kind), count, size, options=chosen, nodes=nodes)
+        if traits.baseline and count > 1:
+            continue
+        if traits.one_process and nodes > 1:
+            continue
+        options = strategy_options(matrix, strategy)
+        if not traits.baseline and count == 1 < max(matrix.counts):
+            if not (traits.plain_reducer and matrix.ddp_alone):
+                continue
+            options = alone_options(matrix, strategy)
+        for chosen in options:
+            yield Cell(strategy_on(strategy, kind), count, size, options=chosen, nodes=nodes)
 
 
 def threads_per_process(matrix: ResolvedMatrix) -> int:

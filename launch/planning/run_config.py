@@ -40,9 +40,9 @@ def read_published(path: Path, origin: str = "--published") -> tuple[PublishedVa
     except UnicodeDecodeError as error:
         raise DpscopeError(f"{origin} {path}: not UTF-8 text; name a CSV file in UTF-8") from error
     reader = csv.DictReader(io.StringIO(content, newline=""))
-    if missing := [
-        name for name in PublishedValue.__struct_fields__ if name not in (reader.fieldnames or ())
-    ]:
+    headings = reader.fieldnames or ()
+    missing = [name for name in PublishedValue.__struct_fields__ if name not in headings]
+    if missing:
         raise DpscopeError(
             f"{origin} {path}: no column {missing[0]}; see examples/published/cell_values.csv"
         )
@@ -69,14 +69,12 @@ def published_of(
         for cell in cells
         if not cell.variant and cell.nodes == 1
     }
-    of_model = [
-        value for value in values if (value.model, value.data) == (workload.model, workload.data)
-    ]
-    return [
-        planned
-        for planned in of_model
-        if (planned.strategy, planned.devices, planned.batch_size) in wanted
-    ]
+    matching = []
+    for value in values:
+        is_trained = (value.model, value.data) == (workload.model, workload.data)
+        if is_trained and (value.strategy, value.devices, value.batch_size) in wanted:
+            matching.append(value)
+    return matching
 
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -92,15 +90,15 @@ def load_config(config_path: Path | None, flags: dict[str, object]) -> RunConfig
     None counts as not given. Raises DpscopeError naming field, value and fix.
     """
     given, origins = given_settings(config_path, flags, declarations(RunConfig))
-    if (link := given.get("link")) is not None:
+    link = given.get("link")
+    if link is not None:
         given["link"] = str(link)
         read_option(origins["link"], str(link), parse_link)
-    if (table := given.get("published")) is not None:
-        folder = (
-            config_path.parent
-            if config_path is not None and flags.get("published") is None
-            else Path()
-        )
+    table = given.get("published")
+    if table is not None:
+        folder = Path()
+        if config_path is not None and flags.get("published") is None:
+            folder = config_path.parent  # a file's paths are relative to it
         read_published(folder / str(table), origins["published"])
         given["published"] = os.path.normpath(folder / str(table))
     workload = build(Workload, given, origins)
@@ -151,6 +149,7 @@ def given_settings(
             field = _field_name(key, f"--{key}", declared)
             given[field] = value
             origins[field] = flag_name(field, value)
+    # one text may set several settings: --devices 1,2x4 sets `devices` and `layouts`
     for field, value in list(given.items()):
         for name, part in _read_setting(declared[field], value, origins[field]).items():
             given[name] = part
@@ -207,11 +206,13 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 def _field_name(key: str, origin: str, declared: Mapping[str, Setting]) -> str:
     name = key.replace("-", "_")
+    # an option may have another name than its setting: --batch-size sets `batch_sizes`
     by_option = {
         declaration.option: field for field, declaration in declared.items() if declaration.help
     }
     if name not in by_option and name not in declared:
-        if close := nearest(name, by_option):
+        close = nearest(name, by_option)
+        if close:
             raise DpscopeError(f"{origin}: no such setting; did you mean {close[0]}?")
         raise DpscopeError(f"{origin}: no such setting; known are {', '.join(sorted(by_option))}")
     return by_option.get(name, name)
@@ -223,10 +224,10 @@ def build(kind: type[_Struct], given: Mapping[str, object], origins: Mapping[str
 
     Raises DpscopeError.
     """
-    fields = {name: value for name, value in given.items() if name in kind.__struct_fields__}
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
+    values = {}
+    for name, value in given.items():
+        if name in kind.__struct_fields__:
+            values[name] = tuple(value) if isinstance(value, list) else value
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -300,13 +301,15 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, members))
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(kind) or " or ".join(
-        _in_words(member) for member in members if member is not NoneType
-    )
+    if kind in words:
+        return words[kind]
+    return " or ".join(_in_words(member) for member in members if member is not NoneType)
 
 
 def setting_text(field: str, value: object) -> str:
     """A setting as the option that makes it, such as ``--strategy single,ddp``."""
     if isinstance(value, bool):
         return flag_name(field, value)
-    return f"no {flag_name(field)}" if value is None else f"{flag_name(field)} {value_text(value)}"
+    if value is None:
+        return f"no {flag_name(field)}"
+    return f"{flag_name(field)} {value_text(value)}"

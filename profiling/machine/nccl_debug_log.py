@@ -164,18 +164,22 @@ def _messages(path: Path) -> Iterator[tuple[str, str, str]]:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 begins = list(_BEGIN.finditer(line))
-                hosts.update(begin[1] for begin in begins[:1])
-                names = [
-                    next((host for host in hosts if begin[1].endswith(host)), begin[1])
-                    for begin in begins
-                ]
-                ends = [
-                    begin.end(1) - len(name) for begin, name in zip(begins, names, strict=True)
-                ][1:]
-                for begin, name, end in zip(begins, names, [*ends, len(line)], strict=False):
-                    yield name, begin[2], line[begin.end() : end].rstrip()
+                if begins:
+                    hosts.add(begins[0][1])
+                messages = []
+                end = len(line)
+                for begin in reversed(begins):
+                    name = _host_in(begin[1], hosts)
+                    messages.append((name, begin[2], line[begin.end() : end].rstrip()))
+                    end = begin.end(1) - len(name)
+                yield from reversed(messages)
     except OSError as error:
         raise DpscopeError(unreadable(path, error)) from error
+
+
+def _host_in(text: str, hosts: set[str]) -> str:
+    """The host in a text that may begin with the end of another rank's message."""
+    return next((host for host in hosts if text.endswith(host)), text)
 
 
 def _name(text: str, names: Sequence[str]) -> str | None:

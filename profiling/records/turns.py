@@ -25,7 +25,8 @@ def balanced_orders(
     while len(orders) < turns:
         draw = random.Random(f"{seed} {len(orders)}")
         left = turns - len(orders)
-        first, *others = _three(cells) if left % 2 == 1 and left > 1 else _two(cells)
+        is_odd = left % 2 == 1 and left > 1
+        first, *others = _three(cells) if is_odd else _two(cells)
         named = draw.sample(range(cells), cells) if orders else range(cells)
         block = [first, *draw.sample(others, len(others))]
         orders += [tuple(named[cell] for cell in order) for order in block[:left]]
@@ -42,10 +43,12 @@ def _three(cells: int) -> list[Order]:
     """
     half = cells // 2
     later = [(cell + half) % cells for cell in range(cells)]
-    sums = [3 * half - (0 if cells % 2 else 1 if cell < half else 2) for cell in range(cells)]
-    rest = [
-        total - cell - place for cell, (total, place) in enumerate(zip(sums, later, strict=True))
-    ]
+    rest = []
+    for cell, place in enumerate(later):
+        total = 3 * half
+        if cells % 2 == 0:  # then no order has the same sum for all
+            total -= 1 if cell < half else 2
+        rest.append(total - cell - place)
     return [tuple(range(cells)), _order_of(later), _order_of(rest)]
 
 
