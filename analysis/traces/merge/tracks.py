@@ -39,6 +39,8 @@ PROCESS_STRIDE = 1000  # places in the order of processes that each rank has
 # Kineto's processes for its own records: shown as one
 _PROFILER = frozenset({"Spans", "Traces", ""})
 _DEVICE_LABEL = re.compile(r"GPU (\d+)")
+# the argument of the metadata events that label a process
+_LABEL_OF = {"process_name": "name", "process_labels": "labels"}
 
 
 @dataclass
@@ -66,16 +68,19 @@ class Process:
             return label
         if self.on_device:
             return f"GPU {self.original}"
-        return (
-            "CPU" if self.has_operators else self.labels.get("process_name") or str(self.original)
-        )
+        if self.has_operators:
+            return "CPU"
+        return self.labels.get("process_name") or str(self.original)
 
     @property
     def order(self) -> tuple[int, str, int]:
         """The host before its devices, by their index, before whatever else."""
-        if device := _DEVICE_LABEL.fullmatch(self.label):
+        if self.label == "CPU":
+            return 0, "", 0
+        device = _DEVICE_LABEL.fullmatch(self.label)
+        if device is not None:
             return 1, "", int(device[1])
-        return (0, "", 0) if self.label == "CPU" else (2, self.label, 0)
+        return 2, self.label, 0
 
 
 class RankTracks:
@@ -105,21 +110,24 @@ class RankTracks:
         return self._threads[place]
 
     def _process(self, pid: int | str) -> Process:
-        pid = "profiler" if pid in _PROFILER else pid
+        if pid in _PROFILER:
+            pid = "profiler"
         if pid not in self._processes:
-            self._processes[pid] = Process(
-                next(self._process_numbers), pid, labels=self._process_labels[pid]
-            )
+            number = next(self._process_numbers)
+            self._processes[pid] = Process(number, pid, labels=self._process_labels[pid])
         return self._processes[pid]
 
     def learn(self, event: RawEvent) -> None:
         """Take in a metadata event."""
-        name, args, pid = event.get("name"), event.get("args"), hashable(event.get("pid"))
+        name = event.get("name")
+        args = event.get("args")
+        pid = hashable(event.get("pid"))
         if not isinstance(args, dict) or not isinstance(name, str):
             return
         if name in ("thread_name", "thread_sort_index"):
-            self._thread_args[pid, hashable(event.get("tid"))][name] = args
-        label = args.get({"process_name": "name", "process_labels": "labels"}.get(name))
+            thread = pid, hashable(event.get("tid"))
+            self._thread_args[thread][name] = args
+        label = args.get(_LABEL_OF.get(name))
         if isinstance(label, str):
             self._process_labels[pid][name] = label
 
@@ -130,9 +138,8 @@ class RankTracks:
 
     def metadata(self, title: str) -> Iterator[RawEvent]:
         """Names and order of the processes and threads that hold events."""
-        for index, process in enumerate(
-            sorted(self._processes.values(), key=lambda process: process.order)
-        ):
+        processes = sorted(self._processes.values(), key=lambda process: process.order)
+        for index, process in enumerate(processes):
             yield metadata_event("process_name", process.number, 0, name=f"{title} {process.label}")
             if process.labels:
                 labels = ", ".join(dict.fromkeys(process.labels.values()))
@@ -140,15 +147,20 @@ class RankTracks:
             sort_index = self._position * PROCESS_STRIDE + index
             yield metadata_event("process_sort_index", process.number, 0, sort_index=sort_index)
         for (pid, tid, lane), (process, number) in self._threads.items():
-            own = self._thread_args.get((pid, tid), {})
-            fallback = f"thread {tid}" if isinstance(tid, int) else tid or "window"
-            name = str(own.get("thread_name", {}).get("name") or fallback).strip()
-            shown = f"{name} (lane {lane + 1})" if lane else name
-            yield metadata_event("thread_name", process.number, number, name=shown)
-            if "thread_sort_index" in own:
-                yield metadata_event(
-                    "thread_sort_index", process.number, number, **own["thread_sort_index"]
-                )
+            args = self._thread_args.get((pid, tid), {})
+            fallback = tid or "window"
+            if isinstance(tid, int):
+                fallback = f"thread {tid}"
+            name = str(args.get("thread_name", {}).get("name") or fallback).strip()
+            yield metadata_event("thread_name", process.number, number, name=_of_lane(name, lane))
+            order = args.get("thread_sort_index")
+            if order is not None:
+                yield metadata_event("thread_sort_index", process.number, number, **order)
+
+
+def _of_lane(name: str, lane: int) -> str:
+    """A track's name, with the lane of those behind the first."""
+    return f"{name} (lane {lane + 1})" if lane else name
 
 
 def metadata_event(kind: str, process: int, thread: int, /, **args: object) -> RawEvent:
@@ -182,30 +194,30 @@ class TrackScan:
 
     def add(self, events: Sequence[Event]) -> None:
         """Note the next events, in file order."""
-        starts, durations = (
-            np.array([(event.ts, event.dur) for event in events], dtype=np.float64).reshape(-1, 2).T
-        )
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
         phases = np.array([event.ph for event in events], dtype=np.str_)
         timed = np.abs(starts) < MOST_US
         self.first_us = float(starts[timed & (phases != "M")].min(initial=self.first_us))
         complete = timed & (phases == "X") & (durations >= 0) & (durations < MOST_US)
         codes = self._tracks
-        own = [events[row] for row in np.flatnonzero(complete).tolist()]
-        track = [codes.setdefault((shown.pid, shown.tid), len(codes)) for shown in own]
-        self._complete.append(
-            np.stack(
-                (np.array(track, dtype=np.float64), starts[complete], durations[complete]), axis=1
-            )
-        )
+        track = np.empty(len(events))
+        for row in np.flatnonzero(complete).tolist():
+            thread = events[row].pid, events[row].tid
+            track[row] = codes.setdefault(thread, len(codes))
+        columns = np.column_stack((track, starts, durations))
+        self._complete.append(columns[complete])
 
     def moved(self) -> dict[EventPlace, int]:
         """The lane, 1 or higher, of each event that must move to another lane."""
         code, start, duration = np.concatenate(self._complete).T
-        lane, tracks = lanes(code.astype(np.int64), start, duration), list(self._tracks)
-        return {
-            (*tracks[int(code[row])], float(start[row]), float(duration[row])): int(lane[row])
-            for row in np.flatnonzero(lane).tolist()
-        }
+        lane = lanes(code.astype(np.int64), start, duration)
+        tracks = list(self._tracks)
+        moved: dict[EventPlace, int] = {}
+        for row in np.flatnonzero(lane).tolist():
+            pid, tid = tracks[int(code[row])]
+            moved[pid, tid, float(start[row]), float(duration[row])] = int(lane[row])
+        return moved
 
 
 def lanes(track: IntColumn, start_us: FloatColumn, duration_us: FloatColumn) -> IntColumn:
@@ -219,23 +231,24 @@ def lanes(track: IntColumn, start_us: FloatColumn, duration_us: FloatColumn) -> 
     if not len(start_us):
         return lane
     since = np.floor(start_us.min())  # nanoseconds since 1970 would not fit a float
-    # Of two such times the sum fits 64 bits: beyond 142 years all are equal.
-    start, duration = (
-        np.rint(np.minimum(times_us, MOST_US / 2) * 1e3).astype(np.int64)
-        for times_us in (start_us - since, duration_us)
-    )
-    end = start + duration
+    start = _nanoseconds(start_us - since)
+    end = start + _nanoseconds(duration_us)
     order = np.lexsort((start, track))
-    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
-        if not (start[rows[1:]] < np.maximum.accumulate(end[rows])[:-1]).any():
+    firsts = np.flatnonzero(np.diff(track[order])) + 1
+    for rows in np.split(order, firsts):
+        reach = np.maximum.accumulate(end[rows])
+        if not (start[rows[1:]] < reach[:-1]).any():
             continue  # they follow one another without overlap
         # per lane the ends of the events that are open, the innermost last
         open_ends: list[list[int]] = []
-        for row, begin, stop in zip(
-            rows.tolist(), start[rows].tolist(), end[rows].tolist(), strict=True
-        ):
-            lane[row] = _place(open_ends, begin, stop)
+        for row in rows.tolist():
+            lane[row] = _place(open_ends, int(start[row]), int(end[row]))
     return lane
+
+
+def _nanoseconds(times_us: FloatColumn) -> IntColumn:
+    """The sum of two such times fits 64 bits: beyond 142 years all are equal."""
+    return np.rint(np.minimum(times_us, MOST_US / 2) * 1e3).astype(np.int64)
 
 
 def _place(open_ends: list[list[int]], begin: int, stop: int) -> int:
@@ -288,42 +301,48 @@ class Span:
 def collective_spans(matched: Table) -> Iterator[Span]:
     """The spans of one rank's rows of `match_tables`' table. What is unknown has no argument."""
     for known in matched.records():
-        args = {
-            name: float(f"{value:.9g}") if isinstance(value, float) else value
-            for name in _ARGS
-            if (value := known.get(name)) is not None
-        }
-        size = known["bytes"]
-        name = (known["kind"] or "collective") + ("" if size is None else f" {show_bytes(size)}")
-        device, start, duration = known["device"], known["start_us"], known["duration_us"]
+        args = {}
+        for argument in _ARGS:
+            value = known.get(argument)
+            if isinstance(value, float):
+                value = float(f"{value:.9g}")
+            if value is not None:
+                args[argument] = value
+        name = known["kind"] or "collective"
+        if known["bytes"] is not None:
+            name = f"{name} {show_bytes(known['bytes'])}"
+        device = known["device"]
+        start, duration = known["start_us"], known["duration_us"]
         yield Span("communication", device, name, start, duration, args)
-        if (wait := known["wait_us"]) is not None:
-            yield Span("transfer", device, f"transfer {name}", start + wait, duration - wait, args)
-            if wait >= _SHORTEST_US:
-                yield Span("wait", device, f"wait {name}", start, wait, args)
+        wait = known["wait_us"]
+        if wait is None:
+            continue
+        yield Span("transfer", device, f"transfer {name}", start + wait, duration - wait, args)
+        if wait >= _SHORTEST_US:
+            yield Span("wait", device, f"wait {name}", start, wait, args)
 
 
 def track_events(spans: list[Span], place_us: float, tracks: RankTracks) -> Iterator[RawEvent]:
     """The added tracks' events, `place_us` after the table's times, and their threads' names and
     order.
     """
-    tracked = grouped(
-        ((TRACKS.index(span.track), span.device is not None, span.device or 0), span)
-        for span in spans
-    )
-    for place in sorted(tracked):
-        own, order = tracked[place], place[0]
-        process = tracks.process_of_device(own[0].device).number
-        starts, durations = np.array([(span.start_us, span.duration_us) for span in own]).T
-        lane_of = lanes(np.zeros(len(own), dtype=np.int64), starts, durations)
+    tracked = grouped(((TRACKS.index(span.track), span.device), span) for span in spans)
+    # the host's before those of devices
+    for order, device in sorted(
+        tracked, key=lambda place: (place[0], -1 if place[1] is None else place[1])
+    ):
+        of_track = tracked[order, device]
+        process = tracks.process_of_device(device).number
+        starts = np.array([span.start_us for span in of_track])
+        durations = np.array([span.duration_us for span in of_track])
+        lane_of = lanes(np.zeros(len(of_track), dtype=np.int64), starts, durations)
         threads = list(islice(tracks.new_tracks, int(lane_of.max()) + 1))
         for lane, thread in enumerate(threads):
-            name = f"{TRACKS[order]} (lane {lane + 1})" if lane else TRACKS[order]
+            name = _of_lane(TRACKS[order], lane)
+            sort_index = _FIRST_PLACE + 100 * order + lane
             yield metadata_event("thread_name", process, thread, name=name)
-            yield metadata_event(
-                "thread_sort_index", process, thread, sort_index=_FIRST_PLACE + 100 * order + lane
-            )
-        for span, lane in zip(own, lane_of.tolist(), strict=True):
+            yield metadata_event("thread_sort_index", process, thread, sort_index=sort_index)
+        for span, lane in zip(of_track, lane_of.tolist(), strict=True):
             yield {
                 "ph": "X",
                 "cat": "dpscope",
