@@ -52,7 +52,9 @@ class _Trace(TraceSummary):
 
     @property
     def process(self) -> tuple[str | None, int, int | None] | None:
-        return None if self.process_id is None else (self.host, self.process_id, self.rank)
+        if self.process_id is None:
+            return None
+        return self.host, self.process_id, self.rank
 
 
 def _indexed(trace: TraceSummary, index: int, folder: str) -> _Trace:
@@ -74,7 +76,8 @@ def find_jobs(
     """
     every = []
     for index, (summary, place) in enumerate(zip(traces, places, strict=True)):
-        every.append(_indexed(summary, index, os.path.dirname(os.path.abspath(place))))
+        folder = os.path.dirname(os.path.abspath(place))
+        every.append(_indexed(summary, index, folder))
     originals, copies = _without_copies(every)
     jobs: list[_Part] = []
     not_unique: list[_Part] = []  # their traces stand alone: nothing may be averaged over jobs
@@ -123,7 +126,8 @@ def _divided(part: _Part) -> list[_Part]:
     """By all that separates jobs."""
     parts = [part]
     for split in (_by_world_size, _by_time, _by_folder, _by_host):
-        parts = list(chain.from_iterable(map(split, parts)))
+        pieces = map(split, parts)
+        parts = list(chain.from_iterable(pieces))
     return parts
 
 
@@ -133,13 +137,17 @@ def _begin(part: _Part) -> tuple[int, int]:
 
 def _identity(trace: _Trace) -> object:
     """The same for files that hold the same trace."""
-    return trace.rank, trace.index if trace.content is None else trace.content
+    content = trace.index if trace.content is None else trace.content
+    return trace.rank, content
 
 
 def _side_by_side(jobs: list[_Part]) -> list[_Part]:
     """The jobs that share a folder with another one."""
-    jobs_in = Counter(chain.from_iterable(map(_folders, jobs)))
-    return [job for job in jobs if max(jobs_in[folder] for folder in _folders(job)) > 1]
+    jobs_in: Counter[str] = Counter()
+    for job in jobs:
+        jobs_in.update(_folders(job))
+    shared = {folder for folder, count in jobs_in.items() if count > 1}
+    return [job for job in jobs if not shared.isdisjoint(_folders(job))]
 
 
 def _folders(job: _Part) -> set[str]:
@@ -147,13 +155,16 @@ def _folders(job: _Part) -> set[str]:
 
 
 def _is_one_of_several(job: _Part) -> Finding:
-    message = f"{counted(len(job), 'trace')} in a folder with those of other jobs: {_files(job)}{_recorded(job)}"
-    return TraceCode.SEVERAL_JOBS.finding(message)
+    traces = counted(len(job), "trace")
+    named = f"{_files(job)}{_recorded(job)}"
+    return TraceCode.SEVERAL_JOBS.finding(f"{traces} in a folder with those of other jobs: {named}")
 
 
 def _is_copy(copy: _Trace, original: _Trace) -> Finding:
-    which = "" if original.rank is None else f" of rank {original.rank}"
-    message = f"{copy.source} holds the same trace{which} as {original.source}: it is counted once"
+    which = "the same trace"
+    if original.rank is not None:
+        which = f"{which} of rank {original.rank}"
+    message = f"{copy.source} holds {which} as {original.source}: it is counted once"
     return TraceCode.FILE_NOT_READ.finding(message, "remove the copy")
 
 
@@ -163,17 +174,19 @@ def _is_of_another_job(stray: _Trace, job: _Part) -> Finding:
 
 
 def _are_not_unique(part: _Part) -> Finding:
-    ranks = Counter("no rank" if trace.rank is None else f"rank {trace.rank}" for trace in part)
+    ranks = Counter(trace.rank for trace in part)
     alike = []
     for rank, times in ranks.items():
-        if times > 1 or rank == "no rank":
-            alike.append(f"{times} of {rank}")
+        if rank is None:
+            alike.append(f"{times} of no rank")
+        elif times > 1:
+            alike.append(f"{times} of rank {rank}")
+    files = f"{counted(len(part), 'file')} ({_files(part)})"
     alike_counts = ", ".join(sorted(alike))
-    message = (
-        f"of {counted(len(part), 'file')} ({_files(part)}) {alike_counts} cannot be told apart"
+    return TraceCode.SEVERAL_JOBS.finding(
+        f"of {files} {alike_counts} cannot be told apart: nothing recorded shows which are of one job, "
+        "so that each is analysed by itself"
     )
-    reason = "nothing recorded shows which are of one job, so that each is analysed by itself"
-    return TraceCode.SEVERAL_JOBS.finding(f"{message}: {reason}")
 
 
 def _recorded(part: _Part) -> str:
@@ -184,14 +197,21 @@ def _recorded(part: _Part) -> str:
         "host": {trace.host for trace in part},
         "begin (UTC)": {_moment(begin_ns)},
     }
-    recorded = [f"{name} {_joined(values)}" for name, values in facts.items() if values - {None}]
-    return f" ({', '.join(recorded)})" if recorded else ""
+    recorded = []
+    for name, values in facts.items():
+        known = sorted(str(value) for value in values - {None})
+        if known:
+            recorded.append(f"{name} {', '.join(known)}")
+    if not recorded:
+        return ""
+    return f" ({', '.join(recorded)})"
 
 
 def _moment(since_1970_ns: int) -> str | None:
     if not since_1970_ns:
         return None
-    return f"{datetime.fromtimestamp(since_1970_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
+    moment = datetime.fromtimestamp(since_1970_ns / 1e9, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def recordings_of(traces: Sequence[TraceSummary]) -> list[Indices]:
@@ -200,7 +220,9 @@ def recordings_of(traces: Sequence[TraceSummary]) -> list[Indices]:
     """
     if len({trace.rank for trace in traces}) == len(traces):
         return [list(range(len(traces)))]
-    every = [_indexed(trace, index, "") for index, trace in enumerate(traces)]
+    every = []
+    for index, trace in enumerate(traces):
+        every.append(_indexed(trace, index, folder=""))
     # by their times, else by the numbers of their steps, which a process counts onwards
     if all(trace.start_ns is not None for trace in every):
         recordings = _stretches_joined([[trace] for trace in every], 0)
@@ -223,8 +245,10 @@ def _grouped(part: _Part, key: Callable[[_Trace], Any]) -> list[_Part]:
     else by themselves.
     """
     by_value = grouped((key(trace), trace) for trace in part)
-    several = len(by_value.keys() - {None}) > 1
-    return list(by_value.values()) if several else [part]
+    recorded = by_value.keys() - {None}
+    if len(recorded) < 2:
+        return [part]
+    return list(by_value.values())
 
 
 def _by_time(part: _Part) -> list[_Part]:
@@ -236,18 +260,23 @@ def _by_time(part: _Part) -> list[_Part]:
     stretches: list[_Part] = []
     by_host = grouped((trace.host, trace) for trace in part).values()
     for on_host in by_host:
-        jobs: list[_Part] = []
-        for stretch in _stretches_joined([[trace] for trace in on_host], _ONE_CLOCK_NS):
-            continued = next((job for job in jobs if _are_later_recordings(job, stretch)), None)
-            if continued is None:
-                jobs.append(stretch)
-            else:
-                continued += stretch
-        stretches += jobs
+        stretches += _on_one_clock(on_host)
     if len(by_host) > 1:
         limit_ns = _TWO_CLOCKS_NS if len(stretches) == len(by_host) else _ONE_CLOCK_NS
         stretches = _stretches_joined(stretches, limit_ns)
     return [_in_order(stretch) for stretch in stretches]
+
+
+def _on_one_clock(traces: _Part) -> list[_Part]:
+    """Those that overlap, and later recordings of their processes."""
+    jobs: list[_Part] = []
+    for stretch in _stretches_joined([[trace] for trace in traces], _ONE_CLOCK_NS):
+        continued = next((job for job in jobs if _are_later_recordings(job, stretch)), None)
+        if continued is None:
+            jobs.append(stretch)
+        else:
+            continued += stretch
+    return jobs
 
 
 def _span_ns(part: _Part) -> tuple[int, int]:
@@ -264,7 +293,8 @@ def _stretches_joined(parts: list[_Part], limit_ns: int) -> list[_Part]:
     """Parts joined where they overlap, or lie no farther apart than the limit."""
     joined: list[_Part] = []
     last_ns = 0
-    for part in sorted(parts, key=lambda part: (*_span_ns(part), part[0].index)):
+    by_time = sorted(parts, key=lambda part: (*_span_ns(part), part[0].index))
+    for part in by_time:
         start_ns, end_ns = _span_ns(part)
         if joined and start_ns - last_ns <= limit_ns:
             joined[-1] += part
@@ -279,7 +309,8 @@ def _are_later_recordings(earlier: _Part, later: _Part) -> bool:
     last_step: dict[object, int] = {}
     for trace in earlier:
         if trace.process is not None and trace.last_step is not None:
-            last_step[trace.process] = max(trace.last_step, last_step.get(trace.process, 0))
+            before = last_step.get(trace.process, 0)
+            last_step[trace.process] = max(trace.last_step, before)
     for trace in later:
         if trace.process not in last_step or trace.first_step is None:
             return False
@@ -293,9 +324,12 @@ def _is_one_job(part: _Part) -> bool:
     different numbers.
     """
     by_time = sorted(part, key=lambda trace: (trace.start_ns or 0, trace.first_step or 0))
-    by_rank = grouped((trace.rank, trace) for trace in by_time).values()
-    neighbours = chain.from_iterable(map(pairwise, by_rank))
-    return all(_are_later_recordings([earlier], [later]) for earlier, later in neighbours)
+    by_rank = grouped((trace.rank, trace) for trace in by_time)
+    for of_rank in by_rank.values():
+        for earlier, later in pairwise(of_rank):
+            if not _are_later_recordings([earlier], [later]):
+                return False
+    return True
 
 
 def _by_folder(part: _Part, depth: int = 1) -> list[_Part]:
@@ -359,15 +393,13 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
         if name in distinct:
+            taken = {*names, *distinct}
             numbered = (f"{name} ({number})" for number in count(2))
-            name = next(text for text in numbered if text not in {*names, *distinct})
+            name = next(text for text in numbered if text not in taken)
         distinct.append(name)
     return distinct
 
 
-def _joined(values: Iterable[object]) -> str:
-    return ", ".join(sorted(str(value) for value in values if value is not None))
-
-
 def _files(part: _Part) -> str:
-    return listed([Path(trace.source).name for trace in part], _NAMED_FILES)
+    names = [Path(trace.source).name for trace in part]
+    return listed(names, _NAMED_FILES)
