@@ -102,7 +102,8 @@ class Waiting:
     @cached_property
     def duration_us(self) -> FloatColumn:
         """Of all records of each rank, matched or not."""
-        return np.array([np.nansum(process.duration_us) for process in self.job.processes])
+        sums_us = [np.nansum(process.duration_us) for process in self.job.processes]
+        return np.array(sums_us)
 
     @cached_property
     def caused_us(self) -> Matrix:
@@ -126,14 +127,16 @@ class Waiting:
     @property
     def lateness_us(self) -> FloatColumn:
         """By how much each rank was later than the last but one, in sum."""
-        matched, ranks = self.matched, len(self.job.ranks)
+        matched = self.matched
+        ranks = len(self.job.ranks)
         sums_us = np.bincount(matched.late, matched.lateness_us, minlength=ranks)
         return np.asarray(sums_us, dtype=np.float64)
 
     @property
     def last_count(self) -> IntColumn:
         """In how many collectives each rank was last, and not together with another."""
-        late = self.matched.late[self.matched.lateness_us > 0]
+        is_later = self.matched.lateness_us > 0
+        late = self.matched.late[is_later]
         return np.bincount(late, minlength=len(self.job.ranks))
 
     def typical_lateness_us(self, place: int) -> float | None:
@@ -143,18 +146,21 @@ class Waiting:
         Collectives right behind a delayed one start together: without them the tiny differences of
         those would be the median. The quantile leaves out rare long delays, such as a checkpoint.
         """
-        lateness_us = self.matched.lateness_us[self.matched.late == place]
+        is_late = self.matched.late == place
+        lateness_us = self.matched.lateness_us[is_late]
         lateness_us = lateness_us[lateness_us > 0]
         if not len(lateness_us):
             return None
         least = np.quantile(lateness_us, _DELAYED) / 4
-        return float(np.median(lateness_us[lateness_us >= least]))
+        delays_us = lateness_us[lateness_us >= least]
+        return float(np.median(delays_us))
 
     @property
     def bin_edges_s(self) -> FloatColumn:
         """From the first record."""
-        first, last = self.span_ns
-        return np.linspace(0.0, (last - first) / 1e9, BINS + 1)
+        first_ns, last_ns = self.span_ns
+        length_s = (last_ns - first_ns) / 1e9
+        return np.linspace(0.0, length_s, BINS + 1)
 
 
 def waiting_of(job: RecordedJob) -> Waiting:
@@ -167,6 +173,7 @@ def waiting_of(job: RecordedJob) -> Waiting:
     for lane, members in lanes.items():
         restarted = (lane.group, lane.name) in unlike_attempts
         matching.add_lane(lane, members, restarted)
+    matched = map(np.concatenate, zip(*matching.parts, strict=True))
     return Waiting(
         job=job,
         basis=basis,
@@ -174,7 +181,7 @@ def waiting_of(job: RecordedJob) -> Waiting:
         rows=calls.rows,
         records=_records_of_rows(job, calls),
         counts=matching.counts,
-        matched=Matched(*map(np.concatenate, zip(*matching.parts, strict=True))),
+        matched=Matched(*matched),
         wait_us=matching.wait_us,
         transfer_us=matching.transfer_us,
     )
@@ -187,10 +194,11 @@ def _records_of_rows(job: RecordedJob, calls: "_Calls") -> RowRecords:
     for process, code in zip(job.processes, calls.of_process, strict=True):
         row = calls.row[code[process.call]]
         is_timed = np.isfinite(process.duration_us)
+        row_of_timed = row[is_timed]
         timed_us = process.duration_us[is_timed]
         sums.count += np.bincount(row, minlength=rows)
-        sums.timed += np.bincount(row[is_timed], minlength=rows)
-        sums.duration_us += np.bincount(row[is_timed], timed_us, minlength=rows)
+        sums.timed += np.bincount(row_of_timed, minlength=rows)
+        sums.duration_us += np.bincount(row_of_timed, timed_us, minlength=rows)
     return sums
 
 
@@ -198,9 +206,12 @@ def _basis(job: RecordedJob) -> Basis:
     """By what ranks are compared. Creation times are compared within one host, or where no host is
     known, which is then stated as an assumption.
     """
-    if any(np.isfinite(process.duration_us).any() for process in job.processes):
-        return "durations"
-    return "creation" if len(set(job.hosts)) == 1 else "nothing"
+    for process in job.processes:
+        if np.isfinite(process.duration_us).any():
+            return "durations"
+    if len(set(job.hosts)) == 1:
+        return "creation"
+    return "nothing"
 
 
 def _time_span_ns(job: RecordedJob) -> tuple[int, int]:
@@ -219,9 +230,12 @@ class _Calls:
     """
 
     def __init__(self, job: RecordedJob, basis: Basis) -> None:
-        every = [call for process in job.processes for call in process.calls]
+        every: list[Call] = []
+        ends = []
+        for process in job.processes:
+            every += process.calls
+            ends.append(len(every))
         calls, codes = numbered(every)
-        ends = np.cumsum([len(process.calls) for process in job.processes])
         self.of_process: list[CodeColumn] = np.split(codes.astype(np.int32), ends[:-1])
         host_of = dict(zip(job.ranks, job.hosts, strict=True))
         self.rows, self.row = numbered(_row(job, host_of, call, basis) for call in calls)
@@ -275,16 +289,15 @@ def _lanes(job: RecordedJob) -> dict[Lane, list[_Member]]:
 
 def _unlike_attempts(lanes: Mapping[Lane, Sequence[_Member]]) -> set[tuple[Group, str]]:
     """The groups and kinds whose numbers did not start again as often on every rank."""
-    ranks = grouped(
-        ((lane.group, lane.name, lane.attempt), member.place)
-        for lane, members in lanes.items()
-        for member in members
-    )
-    return {
-        (group, name)
-        for (group, name, _), places in ranks.items()
-        if set(places) != set(ranks[group, name, 0])
-    }
+    ranks: dict[tuple[Group, str, int], set[int]] = {}
+    for lane, members in lanes.items():
+        attempt = ranks.setdefault((lane.group, lane.name, lane.attempt), set())
+        attempt.update(member.place for member in members)
+    unlike = set()
+    for (group, name, _), places in ranks.items():
+        if places != ranks[group, name, 0]:
+            unlike.add((group, name))
+    return unlike
 
 
 class _Block(NamedTuple):
@@ -297,7 +310,8 @@ class _Block(NamedTuple):
     created_ns: IntColumn  # by number: the latest of any rank
 
 
-_INT, _FLOAT = np.zeros(0, dtype=np.int64), np.zeros(0)
+_INT = np.zeros(0, dtype=np.int64)
+_FLOAT = np.zeros(0)
 _NONE = Matched(_INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _FLOAT)
 
 
@@ -342,8 +356,10 @@ class _Matching:
         counts.outside += records
         width = max(1, _BLOCK // len(members))
         for start in range(0, len(numbers), width):
-            block = self._block(members, numbers[start : start + width])
-            counts.outside -= int((block.code >= 0).sum())
+            here = numbers[start : start + width]
+            block = self._block(members, here)
+            held = block.code >= 0
+            counts.outside -= int(held.sum())
             matched = self._matched(block, lane.group.size)
             if matched.any():
                 self._add(block, matched, members)
@@ -355,11 +371,13 @@ class _Matching:
         created_ns = np.full(len(numbers), UNKNOWN_NS, dtype=np.int64)
         for index, member in enumerate(members):
             process = self.job.processes[member.place]
+            code_of_call = self.calls.of_process[member.place]
+            compared_us = self._compared_us[member.place]
             start, end = np.searchsorted(member.number, (numbers[0], numbers[-1] + 1))
             rows = member.rows[start:end]
             column = np.searchsorted(numbers, member.number[start:end])
-            code[index, column] = self.calls.of_process[member.place][process.call[rows]]
-            duration_us[index, column] = self._compared_us[member.place][rows]
+            code[index, column] = code_of_call[process.call[rows]]
+            duration_us[index, column] = compared_us[rows]
             created_ns[column] = np.maximum(created_ns[column], process.created_ns[rows])
         return _Block(code, duration_us, created_ns)
 
@@ -369,23 +387,26 @@ class _Matching:
         # of those ranks that hold it, which are alike
         code = block.code.max(axis=0)
         synchronises = self.calls.synchronises[code]
-        alike = self._alike(block.code, held)
+        is_alike = self._alike(block.code, held)
+        alike = synchronises & is_alike
+        unlike = synchronises & ~is_alike
         timed_ranks = np.isfinite(block.duration_us).sum(axis=0)
         complete = enough_ranks(timed_ranks, size)
-        matched = synchronises & alike & complete
+        matched = alike & complete
 
         records = held.sum(axis=0)
         counts = self.counts
         counts.matched += int(records[matched].sum())
-        counts.unlike += int(records[synchronises & ~alike].sum())
-        counts.dropped += int(records[synchronises & alike & ~complete].sum())
+        counts.unlike += int(records[unlike].sum())
+        counts.dropped += int(records[alike & ~complete].sum())
         return np.asarray(matched)
 
     def _alike(self, code: CodeColumn, held: BoolColumn) -> BoolColumn:
         """Numbers under which all ranks recorded the same kind and size, timed in the same way."""
         signature = self.calls.signature[code]
+        beyond = len(self.calls.signature)
         highest = np.where(held, signature, -1).max(axis=0)
-        lowest = np.where(held, signature, len(self.calls.signature)).min(axis=0)
+        lowest = np.where(held, signature, beyond).min(axis=0)
         return np.asarray(highest == lowest)
 
     def _add(self, block: _Block, matched: BoolColumn, members: Sequence[_Member]) -> None:
@@ -399,9 +420,11 @@ class _Matching:
         shortest, second = np.partition(comparable_us, 1, axis=0)[:2]
         late = comparable_us.argmin(axis=0)
         wait_us = np.nan_to_num(duration_us - shortest)
+        takes_part = np.isfinite(duration_us)
+        is_in_part = np.eye(BINS)[part]
 
-        self.wait_us[places] += wait_us @ np.eye(BINS)[part]
-        self.transfer_us[places] += np.isfinite(duration_us) @ shortest
+        self.wait_us[places] += wait_us @ is_in_part
+        self.transfer_us[places] += takes_part @ shortest
         added = Matched(
             row=self.calls.row[code],
             late=places[late],
@@ -417,7 +440,8 @@ class _Matching:
         """The part of the time that each is in."""
         first, last = self.span_ns
         share = (time_ns - first) / max(last - first, 1)
-        return np.clip((share * BINS).astype(np.int64), 0, BINS - 1)
+        part = (share * BINS).astype(np.int64)
+        return np.clip(part, 0, BINS - 1)
 
 
 def _common_numbers(members: Sequence[_Member]) -> IntColumn:
