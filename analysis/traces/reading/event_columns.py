@@ -67,11 +67,12 @@ class TextBase:
     def rebased(self, chunk: bytearray) -> bytearray:
         """The chunk with its times shortened, if they need it."""
         self._chunks += 1
-        looked_at = len(chunk) if self._chunks <= _SEARCHED_WHOLE else 1 << 16
-        match = None if self.subtracted_us else _EPOCH_MICROSECONDS.search(chunk, 0, looked_at)
-        if match is None and not self.subtracted_us:
-            return chunk
-        self.subtracted_us = self.subtracted_us or int(match[1] if match else 0)
+        if not self.subtracted_us:
+            looked_at = len(chunk) if self._chunks <= _SEARCHED_WHOLE else 1 << 16
+            match = _EPOCH_MICROSECONDS.search(chunk, 0, looked_at)
+            if match is None:
+                return chunk
+            self.subtracted_us = int(match[1])
         return bytearray(_LONG_TIME.sub(self._shortened, chunk))
 
     def _shortened(self, found: re.Match[bytes]) -> bytes:
@@ -84,12 +85,9 @@ class TextBase:
             return b"%s%d" % (key, difference)
         if difference >= 0 or not fraction.strip(b"0"):
             return b"%s%d.%s" % (key, difference, fraction)
-        return b"%s-%d.%0*d" % (
-            key,
-            -difference - 1,
-            len(fraction),
-            10 ** len(fraction) - int(fraction),
-        )
+        digits = len(fraction)
+        rest = 10**digits - int(fraction)
+        return b"%s-%d.%0*d" % (key, -difference - 1, digits, rest)
 
 
 Loss = Literal["without_time", "negative", "shapes", "device"]
@@ -128,10 +126,14 @@ class TableBuilder:
         A process without operators, where another has some, is no rank: some tracers (MTIA) give a
         rank's calls of the runtime another process id than its operators.
         """
-        operating, known = self.processes[Category.CPU_OP], self._known_processes
-        processes = [count for one, count in known.items() if operating[one] > 1 or not operating]
-        named = [count for rank, count in self.ranks.items() if rank not in (NONE, None)]
-        return any(sum(count > 1 for count in counts) > 1 for counts in (processes, named))
+        operating = self.processes[Category.CPU_OP]
+        processes = set()
+        for process, count in self._known_processes.items():
+            is_rank = not operating or operating[process] > 1
+            if is_rank and count > 1:
+                processes.add(process)
+        named = {rank for rank, count in self.ranks.items() if count > 1} - {NONE, None}
+        return len(processes) > 1 or len(named) > 1
 
     @property
     def _known_processes(self) -> Counter[int | str]:
@@ -140,9 +142,10 @@ class TableBuilder:
     @property
     def process_id(self) -> int | None:
         """The process that launched or annotated most, where the trace numbers it."""
-        return next(
-            (one for one, _ in self._known_processes.most_common(1) if isinstance(one, int)), None
-        )
+        for process, _ in self._known_processes.most_common(1):
+            if isinstance(process, int):
+                return process
+        return None
 
     def add(self, decoded: Sequence[Event], subtracted_us: int = 0) -> list[Event]:
         """Append those of the events that are of a category read here and have sound times,
@@ -156,15 +159,17 @@ class TableBuilder:
         if self.base_us is None:
             self.base_us = int(np.median(starts)) + subtracted_us
         category = np.array([_CATEGORY_CODES[event.cat] for event in events], dtype=np.uint8)
-        on_device, copies = (
-            np.flatnonzero(category >= Category.KERNEL),
-            np.flatnonzero(category == Category.MEMCPY),
-        )
+        on_device = np.flatnonzero(category >= Category.KERNEL)
+        copies = np.flatnonzero(category == Category.MEMCPY)
+        correlated = np.flatnonzero(category >= Category.RUNTIME)
+        with_shape = np.flatnonzero(event_table.is_among(category, _WITH_SHAPE))
         called = [event.name for event in events]
         for row in copies.tolist():
             called[row] = copy_name(called[row], events[row].args.copy_kind)
-        names, devices = self._coded(called), _of_some(events, on_device, _device)
-        self.lost["device"] += int((devices[on_device] == NONE).sum())
+        names = self._coded(called)
+        devices = _of_some(events, on_device, _device)
+        without_device = devices[on_device] == NONE
+        self.lost["device"] += int(without_device.sum())
         columns = {
             "start_us": starts - float(self.base_us - subtracted_us),
             "duration_us": durations,
@@ -173,13 +178,9 @@ class TableBuilder:
             "thread": _integers([event.tid for event in events]),
             "device": devices,
             "peer": _of_some(events, copies, _peer),
-            "correlation": _of_some(
-                events, np.flatnonzero(category >= Category.RUNTIME), _CORRELATION
-            ),
+            "correlation": _of_some(events, correlated, _CORRELATION),
             "bytes": _of_some(events, copies, _bytes),
-            "shape": _of_some(
-                events, np.flatnonzero(event_table.is_among(category, _WITH_SHAPE)), _shape
-            ),
+            "shape": _of_some(events, with_shape, _shape),
         }
         for name, column in columns.items():
             self._parts[name].append(column)
@@ -200,12 +201,10 @@ class TableBuilder:
 
     def _note_processes(self, events: Sequence[Event], category: CodeColumn) -> None:
         """Which processes, and ranks, the events of the host are of."""
-        rows = {
-            host_category: np.flatnonzero(category == host_category).tolist()
-            for host_category in event_table.HOST
-        }
-        for one, processes in self.processes.items():
-            processes.update([events[row].pid for row in rows[one]])
+        rows: dict[Category, list[int]] = {}
+        for host_category, processes in self.processes.items():
+            rows[host_category] = np.flatnonzero(category == host_category).tolist()
+            processes.update([events[row].pid for row in rows[host_category]])
         launches = rows[Category.RUNTIME] or rows[Category.USER_ANNOTATION]
         self.ranks.update([events[row].args.rank for row in launches])
 
@@ -219,8 +218,9 @@ class TableBuilder:
         if sound.all():
             return events, starts, durations
         negative = durations < 0
+        without_time = ~sound & ~negative
         self.lost["negative"] += int(negative.sum())
-        self.lost["without_time"] += int((~sound & ~negative).sum())
+        self.lost["without_time"] += int(without_time.sum())
         return list(compress(events, sound)), starts[sound], durations[sound]
 
     def _coded(self, names: list[str]) -> IntColumn:
@@ -238,7 +238,8 @@ class TableBuilder:
 
     def _add_communication(self, events: Sequence[Event], names: IntColumn) -> None:
         """Sizes and groups of events that record them and whose name is that of communication."""
-        for row in np.flatnonzero(np.array(self._communicates, dtype=np.bool_)[names]).tolist():
+        communicates = np.array(self._communicates, dtype=np.bool_)
+        for row in np.flatnonzero(communicates[names]).tolist():
             args = events[row].args
             counted = args.input_elements is not None or args.output_elements is not None
             if args.collective_name is None and not args.input_dims and not counted:
@@ -283,7 +284,9 @@ def copy_name(name: str, kind: int | str | None) -> str:
     """
     if isinstance(kind, int):
         kind = _COPY_KINDS[kind] if 0 < kind < len(_COPY_KINDS) else None
-    return name if not kind or kind in name else f"{name} {kind}"
+    if not kind or kind in name:
+        return name
+    return f"{name} {kind}"
 
 
 def _described(text: str | None) -> str | None:
@@ -295,7 +298,8 @@ def _of_some(events: Sequence[Event], rows: IntColumn, value: Callable[[Event], 
     """A column that only these rows have a value in."""
     column = np.full(len(events), NONE, dtype=np.int64)
     if len(rows):
-        column[rows] = _integers(list(map(value, map(events.__getitem__, rows.tolist()))))
+        chosen = map(events.__getitem__, rows.tolist())
+        column[rows] = _integers(list(map(value, chosen)))
     return column
 
 
@@ -315,8 +319,10 @@ def _bytes(event: Event) -> int:
 def _peer(event: Event) -> int:
     """The other end of a copy between two devices."""
     own = _device(event)
-    ends = (event.args.from_device, event.args.to_device)
-    return next((end for end in ends if end != own and 0 <= end <= MOST_ORDINAL), NONE)
+    for end in (event.args.from_device, event.args.to_device):
+        if end != own and 0 <= end <= MOST_ORDINAL:
+            return end
+    return NONE
 
 
 def _shape(event: Event) -> int:
@@ -325,7 +331,9 @@ def _shape(event: Event) -> int:
     """
     args = event.args
     text = bytes(args.input_dims) or bytes(args.grid) + bytes(args.block)
-    return zlib.crc32(text.translate(None, b" \t\r\n")) if _DIGIT.search(text) else NONE
+    if _DIGIT.search(text) is None:
+        return NONE
+    return zlib.crc32(text.translate(None, b" \t\r\n"))
 
 
 def _integers(values: list[Any]) -> IntColumn:
@@ -339,6 +347,9 @@ def _integer(value: object) -> int:
     """NONE for a number beyond 64 bits; for a thread with a name one that is the same for the same
     name.
     """
-    if (number := int64(value)) is not None:
+    number = int64(value)
+    if number is not None:
         return number
-    return -2 - zlib.crc32(value.encode()) if isinstance(value, str) else NONE
+    if isinstance(value, str):
+        return -2 - zlib.crc32(value.encode())
+    return NONE
