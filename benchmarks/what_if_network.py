@@ -10,16 +10,18 @@ with two sizes of buckets is traced, one device measured alone and the link cali
 calibrate`: all-reduces by size, and two in flight); other buckets are predicted from these.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from band_tally import Tally
+from delay_relay import DEVICE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the hosts, which tests use too
 
@@ -32,8 +34,7 @@ from dpscope.launch.measuring.run import plan_run
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.links import REACHED_RATE, LinkRate
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.delay_relay import DEVICE
-from tests.helpers.hosts import INTERFACE, Host, delayed, several_hosts, why_no_hosts
+from tests.helpers.hosts import INTERFACE, Host, several_hosts, why_no_hosts
 from tests.helpers.node_commands import NodeCommand
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,6 +147,26 @@ def main(arguments: Sequence[str]) -> int:
         f"nothing changes {100 * np.median(same):.1f}%\n{bands.line('the replay, shaped links')}\n"
     )
     return 0
+
+
+@contextlib.contextmanager
+def delayed(hosts: Sequence[Host], delay_ms: float) -> Iterator[list[Host]]:
+    """Two hosts by another way, 10.199.9.1 and .2, on which every packet takes so long."""
+    first, second = hosts
+    program = [sys.executable, str(ROOT / "benchmarks/delay_relay.py")]
+    relay = subprocess.Popen(
+        [*program, first.namespace, second.namespace, str(delay_ms)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert relay.stdin is not None
+    assert relay.stdout is not None
+    try:
+        assert relay.stdout.readline() == b"relaying\n"
+        yield [replace(first, address="10.199.9.1"), replace(second, address="10.199.9.2")]
+    finally:
+        relay.stdin.close()
+        relay.wait(timeout=20)
 
 
 def delayed_cells(out: Path) -> int:

@@ -15,12 +15,9 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-from tests.helpers.paths import ROOT
 
 INTERFACE = "eth1"
 MOST_HOSTS = 4
@@ -109,26 +106,6 @@ def several_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
         yield hosts
     finally:
         _delete(lambda owner: owner == os.getpid())
-
-
-@contextlib.contextmanager
-def delayed(hosts: Sequence[Host], delay_ms: float) -> Iterator[list[Host]]:
-    """Two hosts by another way, 10.199.9.1 and .2, on which every packet takes so long."""
-    first, second = hosts
-    program = [sys.executable, str(ROOT / "tests/helpers/delay_relay.py")]
-    relay = subprocess.Popen(
-        [*program, first.namespace, second.namespace, str(delay_ms)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert relay.stdin is not None
-    assert relay.stdout is not None
-    try:
-        assert relay.stdout.readline() == b"relaying\n"
-        yield [replace(first, address="10.199.9.1"), replace(second, address="10.199.9.2")]
-    finally:
-        relay.stdin.close()
-        relay.wait(timeout=20)
 
 
 def _connect(host: Host, switch: str, port: str, rate: str | None) -> None:
