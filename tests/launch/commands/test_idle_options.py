@@ -104,31 +104,34 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "option"), CASES)
-def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path: Path) -> None:
-    places = {
-        name: tmp_path / file
-        for name, file in (
-            ("TRACE", "rank0.json"),
-            ("PARTIAL", "n0.dpscope"),
-            ("RECORD", "_dump_0"),
-        )
-    }
-    places["RUN"] = tmp_path / "run"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("idle")
+
+
+@pytest.fixture(scope="module")
+def places(folder: Path) -> dict[str, Path]:
+    """What the words in capitals stand for; no command changes them."""
+    names = {"TRACE": "rank0.json", "PARTIAL": "n0.dpscope", "RECORD": "_dump_0", "RUN": "run"}
+    places = {name: folder / file for name, file in names.items()}
     places["TRACE"].write_text("{}")
+    places["PARTIAL"].touch()
     places["RECORD"].write_text('{"entries":[]}')
-    places["TRAINED"] = write_train_json(
-        tmp_path / "trained", plain_epochs("single", 1, 0, [80.0], [4.0])
-    )
-    places["EARLIER"] = write_train_json(
-        tmp_path / "earlier", plain_epochs("single", 1, 0, [80.0], [4.0])
-    )
     places["RUN"].mkdir()
     shutil.copy(EXAMPLE_RUN / "manifest.json", places["RUN"])
-    places["PARTIAL"].touch()
-    before = sorted(tmp_path.rglob("*"))
+    for name in ("TRAINED", "EARLIER"):
+        epochs = plain_epochs("single", 1, 0, [80.0], [4.0])
+        places[name] = write_train_json(folder / name.lower(), epochs)
+    return places
+
+
+@pytest.mark.parametrize(("line", "option"), CASES)
+def test_an_option_that_does_nothing_is_refused(
+    line: str, option: str, folder: Path, places: dict[str, Path]
+) -> None:
+    before = sorted(folder.rglob("*"))
     command, *words = [str(places.get(one, one)) for one in f"{line} {option}".split()]
-    out = ["--out", str(tmp_path / "out")]
+    out = ["--out", str(folder / "out")]
     last = {"run": out, "train": out, "attach": ["--", str(places["TRACE"])]}.get(command, [])
     ended = CliRunner().invoke(app, [command, *words, *last])
     assert isinstance(ended.exception, DpscopeError), ended.output
@@ -136,7 +139,7 @@ def test_an_option_that_does_nothing_is_refused(line: str, option: str, tmp_path
     assert message.startswith(option.partition(" ")[0])
     assert message.endswith("omit it")
     assert "\n" not in message
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_every_rule_is_about_options_that_exist_and_is_tested() -> None:
