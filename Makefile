@@ -32,8 +32,8 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 4))')
 PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 # Child processes keep the bytecode of dpscope and the tests, also where the environment turns that off.
 unexport PYTHONDONTWRITEBYTECODE
-# These compare times with DDP's own clock, a link's rate or planted delays, so nothing else runs next to them.
-TESTED_ALONE := $(addprefix tests/end_to_end/,test_real_run.py test_shaped_link.py test_overlap_causes.py)
+# These compare times with a link's rate or planted delays, so nothing else runs next to them.
+TESTED_ALONE := $(addprefix tests/end_to_end/,test_shaped_link.py test_overlap_causes.py)
 
 .PHONY: demo check check-lint check-tests test test-tests lint docs site bench gpu digits frameworks constraints clean
 

@@ -116,7 +116,7 @@ def test_report_is_whole_and_opens_offline(run_folder: Path) -> None:
     run = load_run(run_folder)
     what_if = chapter_of(run, compare(run, parse_link("1GB/s")).collective_costs)
     assert what_if is not None
-    assert ("what_if" in figures) == bool(what_if.tables)
+    assert ("what_if" in figures) == bool(what_if.known)
     drawn = re.findall(r"<svg(?! class=\"swatch\")", page)  # legends have swatches
     assert len(drawn) == len(figures)
     assert not (report / "figures").exists()  # files only where --figures asks for them
