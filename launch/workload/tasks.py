@@ -55,28 +55,41 @@ def model_from_dictionary(name: str, made: Mapping[str, Any]) -> BuiltModel:
         raise DpscopeError(
             f"{function} returned a dictionary without a torch.nn.Module as its 'module'; add it"
         )
-    for key in ("make_batch", "loss", "optimizer"):
-        if made.get(key) is not None and not callable(made[key]):
-            raise DpscopeError(
-                f"{function}: {key} is of type {type(made[key]).__name__}; give a function"
-            )
-    if made.get("make_batch") is None and made.get("loss") is not None:
+    functions = _functions(function, made)
+    make_batch = functions["make_batch"]
+    loss = functions["loss"]
+    if make_batch is None and loss is not None:
         raise DpscopeError(
             f"{function}: a custom loss needs make_batch, which provides its targets; add make_batch"
         )
-    numbers: dict[str, Any] = {
-        name: checked_count(function, name, made[name])
-        for name in ("classes", "tokens")
-        if made.get(name) is not None
-    }
+    numbers: dict[str, Any] = {}
+    for key in ("classes", "tokens"):
+        if made.get(key) is not None:
+            numbers[key] = checked_count(function, key, made[key])
     if made.get("input_shape") is not None:
         numbers["input_shape"] = checked_shape(function, made["input_shape"])
-    make_batch, loss, optimizer = (made.get(key) for key in ("make_batch", "loss", "optimizer"))
     if make_batch is not None:
         _check_batch(function, make_batch)
     return BuiltModel(
-        made["module"], make_batch=make_batch, loss=loss, make_optimizer=optimizer, **numbers
+        made["module"],
+        make_batch=make_batch,
+        loss=loss,
+        make_optimizer=functions["optimizer"],
+        **numbers,
     )
+
+
+def _functions(function: str, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions in a user's dictionary, None for those that it lacks; raises DpscopeError for
+    what is none.
+    """
+    functions = {key: made.get(key) for key in ("make_batch", "loss", "optimizer")}
+    for key, given in functions.items():
+        if given is not None and not callable(given):
+            raise DpscopeError(
+                f"{function}: {key} is of type {type(given).__name__}; give a function"
+            )
+    return functions
 
 
 def checked_shape(function: str, value: object) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ Generation 6 sends units of 256 B, of which 242 B hold data and link layer and t
 Packet headers take about another 10%.
 """
 
+_PCIE_WIDTHS = (1, 2, 4, 8, 16, 32)  # lanes
+
 NVLINK_SOURCE = "NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell, Rubin)"
 NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0, 6: 50.0}
 """One link, one direction, by generation."""
@@ -195,30 +197,33 @@ def parse_link(text: str) -> LinkRate:
         raise ValueError(f"{text} has no unit: {_BOTH_UNITS.format(words)}")
     if rate := _RATE.fullmatch(words):
         return _stated(text, rate)
-    link: LinkRate | None = None
-    if named := _PCIE.fullmatch(words):
-        lanes = int(named["lanes"])
-        link = pcie_link(int(named["generation"]), lanes) if lanes in (1, 2, 4, 8, 16, 32) else None
-    elif named := _NVLINK.fullmatch(words):
-        version = int(named["version"])
-        link = nvlink(version, int(named["links"] or _NVLINKS_OF_ONE_GPU.get(version, 0)), None)
-    elif named := _ETHERNET.fullmatch(words):
-        name = f"Ethernet {named['rate'] or named['other']} Gb/s"
-        link = (
-            LinkRate(ETHERNET_GB_PER_S[name], name, "IEEE 802.3")
-            if name in ETHERNET_GB_PER_S
-            else None
-        )
-    elif named := _INFINIBAND.fullmatch(words):
-        name = next(
-            named_rate
-            for named_rate in INFINIBAND_GB_PER_S
-            if named_rate.startswith(f"InfiniBand {named['name'].upper()} ")
-        )
-        link = LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
+    link = _named_link(words)
     if link is None:
         raise ValueError(f"{text} is no link: {_FORMS}")
     return link
+
+
+def _named_link(words: str) -> LinkRate | None:
+    """The link of this name; None if there is none."""
+    if pcie := _PCIE.fullmatch(words):
+        lanes = int(pcie["lanes"])
+        if lanes not in _PCIE_WIDTHS:
+            return None
+        return pcie_link(int(pcie["generation"]), lanes)
+    if nvlinks := _NVLINK.fullmatch(words):
+        version = int(nvlinks["version"])
+        # without a number all links of a module
+        links = nvlinks["links"] or _NVLINKS_OF_ONE_GPU.get(version, 0)
+        return nvlink(version, int(links), None)
+    if ethernet := _ETHERNET.fullmatch(words):
+        name = f"Ethernet {ethernet['rate'] or ethernet['other']} Gb/s"
+        rate = ETHERNET_GB_PER_S.get(name)
+        return None if rate is None else LinkRate(rate, name, "IEEE 802.3")
+    if infiniband := _INFINIBAND.fullmatch(words):
+        start = f"InfiniBand {infiniband['name'].upper()} "
+        name = next(name for name in INFINIBAND_GB_PER_S if name.startswith(start))
+        return LinkRate(INFINIBAND_GB_PER_S[name], name, "InfiniBand Architecture Specification")
+    return None
 
 
 def _stated(text: str, rate: re.Match[str]) -> LinkRate:
