@@ -146,26 +146,13 @@ The words of the report and of these pages, each in a sentence or two. [measures
 _OF_DOCUMENTS = {
     "added time": "t_N(b) - t_1(b): a step on N devices minus a step on one device at the same batch per device. It "
     "includes exposed communication, and whatever else is slower on N devices.",
-    "all-to-all": "A collective in which every rank sends a different part to every other rank, as recommendation models "
-    "(DLRM: sharded embedding tables) and mixtures of experts do.",
     "band": "The range that is expected to hold the true value of a prediction in nine cases of ten.",
-    "base": "The measured cell, or the job of the traces, that `dpscope whatif` predicts from.",
     "bucket": "Gradients that DDP reduces together in one all-reduce, up to bucket_cap_mb.",
     "b and G": "b is the batch per device, G = N b the global batch over N devices. t_N(b) is a step on N devices at b.",
-    "critical device": "If one process drives several devices (DataParallel), the one with the least idle time. It decides "
-    "how long the step is.",
-    "interquartile range": "The spread of the middle half of the values: from the first to the third quartile.",
-    "Karp-Flatt": "The serial fraction that a measured speedup implies (Karp and Flatt, 1990). If it grows with the "
-    "devices, the loss is overhead that grows, not code that runs on one device.",
     "late rank": "A rank that starts its collectives last, so that the others wait for it.",
-    "ledger": "Where a traced step goes: compute, wait, transfer, other and idle, which add up to it.",
-    "NOISY": "Repeats of a cell differ so much that small differences between cells cannot be seen.",
     "other": "Exposed communication that is neither waiting nor a matched transfer, such as host copies of dp-host.",
-    "replay": "A traced step computed again from its launches, kernels, buckets and costs, as `dpscope whatif` does.",
     "SHORTCUTS": "The two usual ways to estimate communication without a trace: the added time and the ring formula. The "
     "first screen shows each with its error against what was measured.",
-    "window": "The time of one step on a process's devices: from the end of the previous step's last event to the end of "
-    "its own. On a CPU it is the profiler's range of the step.",
 }
 """Words that the report does not explain, or only where it uses them."""
 
@@ -219,9 +206,8 @@ def _rates() -> Iterator[tuple[str, str, str]]:
     papers = "NVIDIA's architecture white papers (P100, V100, A100, GA102, H100, Blackwell)"
     yield "one NVLink", f"{_listed(NVLINK_GB_PER_S.items())}, {halved}", papers
     coded = "transfers/s x coding (8/10, from 3.0 on 128/130, 6.0: 242/256) / 8 bits"
-    for lanes, source in ((1, f"{PCIE_SOURCE} 1.0 to 6.0: {coded}"), (16, "the same")):
-        rates = ((f"{one}.0", pcie_gb_per_s(one, lanes)) for one in range(1, 7))
-        yield f"PCIe x{lanes}", _listed(rates), source
+    rates = ((f"{one}.0", pcie_gb_per_s(one, 16)) for one in range(1, 7))
+    yield "PCIe x16", _listed(rates), f"{PCIE_SOURCE} 1.0 to 6.0: {coded}"
     bands = INFINIBAND_GB_PER_S.items()
     named = ((name.removeprefix("InfiniBand "), rate) for name, rate in bands)
     yield "InfiniBand", _listed(named), "InfiniBand Architecture Specification (four lanes)"
