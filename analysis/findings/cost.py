@@ -1,5 +1,7 @@
 """What communication costs in a step, which rank is late, and the ledger as a table."""
 
+from collections.abc import Iterator, Mapping
+
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
@@ -9,7 +11,6 @@ from dpscope.analysis.text.units import beside, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
-from dpscope.analysis.traces.reading.table import Groups, Table
 from dpscope.profiling.records.finding import counted
 
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
@@ -17,29 +18,27 @@ _NOTABLE_LATE = 0.1  # of the waiting: other late ranks with less are omitted
 _NAMED = 2  # other late ranks
 MOSTLY = 0.5  # of idle time, from which on copies from or to the host are what to remove
 _KINDS = {"copy": "copies between devices"}
+_NEVER_SPLIT = {"copy", "broadcast", "reduce"}  # do not make all ranks wait for each other
 
 
 def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
     """The exposed communication of a traced step and its parts, from the ledger; `not_split` is why
     waiting could not be separated from moving data, where it could not.
     """
-    ledger, slowed = row.ledger, slowed_by_tracing(row)
+    ledger = row.ledger
     if ledger is None or ledger.exposed_us is None:
         return Fact("cost", "COST", (f"not measured: the trace of {row.cell} does not show it",))
+    slowed = slowed_by_tracing(row)
     if slowed is not None:
-        lines = [
-            f"unknown: tracing made a step {slowed:.1f}x as long, so its parts are not reliable"
-        ]
-        if row.bytes_per_step is not None and row.collectives_per_step is not None:
-            moved = f"{show_bytes(row.bytes_per_step)} in {counted(round(row.collectives_per_step), 'collective')}"
-            lines.append(f"tracing does not change what a step moves: {moved}")
-        return Fact("cost", "COST", tuple(lines))
+        return _unreliable(row, slowed)
     scale = Scale([ledger.traced_step_us, ledger.exposed_us])
-    lines = [f"{_exposed(ledger, ledger.exposed_us, scale)}{_split(ledger, scale, not_split)}"]
+    exposed = _exposed(ledger, ledger.exposed_us, scale)
+    split = _split(ledger, scale, not_split)
+    lines = [f"{exposed}{split}"]
     if on_device:
         lines.append(device_use(ledger, scale))
     lines.extend(_hidden(ledger, scale))
-    if ledger.critical_device is not None and ledger.devices_exposed_us is not None:
+    if ledger.devices_exposed_us is not None:
         mean = scale.time(ledger.devices_exposed_us)
         lines.append(
             f"on device {ledger.critical_device}, the least idle one; mean of all devices {mean}"
@@ -47,13 +46,26 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
     return Fact("cost", "COST", tuple(lines), _basis(ledger))
 
 
+def _unreliable(row: CellRow, slowed: float) -> Fact:
+    """What is known although tracing slowed the step so much."""
+    lines = [f"unknown: tracing made a step {slowed:.1f}x as long, so its parts are not reliable"]
+    count = row.collectives_per_step
+    if row.bytes_per_step is not None and count is not None:
+        size = show_bytes(row.bytes_per_step)
+        collectives = counted(round(count), "collective")
+        lines.append(f"tracing does not change what a step moves: {size} in {collectives}")
+    return Fact("cost", "COST", tuple(lines))
+
+
 def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
-    step_us = ledger.traced_step_us
+    """The exposed communication, its interval and its share of the step."""
+    exposed = scale.number(exposed_us)
     bounds = ledger.intervals.get("exposed")
-    interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    share = percent(exposed_us / step_us)
+    if bounds is not None:
+        exposed = f"{exposed} ({scale.ends(bounds)})"
+    share = percent(exposed_us / ledger.traced_step_us)
     step = _traced_step(ledger, scale)
-    return f"communication takes {scale.number(exposed_us)}{interval} of {step}, {share}"
+    return f"communication takes {exposed} of {step}, {share}"
 
 
 def _traced_step(ledger: Ledger, scale: Scale) -> str:
@@ -68,13 +80,15 @@ def _traced_step(ledger: Ledger, scale: Scale) -> str:
 
 def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
-    times_us = _notable_parts_us(ledger)
-    numbered = zip(scale.alike(list(times_us.values())), times_us, strict=True)
-    parts = [f"{number} {name}" for number, name in numbered]
-    kinds = set(ledger.other_by_kind_us)
-    if not ledger.is_split and not kinds <= {"copy", "broadcast", "reduce"}:
+    if not ledger.is_split and not ledger.other_by_kind_us.keys() <= _NEVER_SPLIT:
         return f", waiting included: {not_split}"
-    return f": {', '.join(parts)}" if parts and ledger.exposed_us else ""
+    times_us = _notable_parts_us(ledger)
+    if not times_us or not ledger.exposed_us:
+        return ""
+    numbers = scale.alike(list(times_us.values()))
+    pairs = zip(numbers, times_us, strict=True)
+    parts = ", ".join(f"{number} {name}" for number, name in pairs)
+    return f": {parts}"
 
 
 def _notable_parts_us(ledger: Ledger) -> dict[str, float]:
@@ -92,41 +106,48 @@ def _notable_parts_us(ledger: Ledger) -> dict[str, float]:
 
 
 def device_use(ledger: Ledger, scale: Scale) -> str:
+    """How long the devices compute and idle, and what idle time they spend most of it on."""
     step_us = ledger.traced_step_us
-    if ledger.compute_us is None or ledger.idle_us is None:
+    compute_us = ledger.compute_us
+    idle_us = ledger.idle_us
+    if compute_us is None or idle_us is None:
         return "the trace does not show how long the devices compute"
-    computing = f"devices compute {scale.number(ledger.compute_us)} ({percent(ledger.compute_us / step_us)})"
-    idle = f"idle {scale.number(ledger.idle_us)} ({percent(ledger.idle_us / step_us)})"
-    unlaunched_us = ledger.unlaunched_us or 0.0
+    computing = f"devices compute {_of_step(compute_us, step_us, scale)}"
+    use = f"{computing}, idle {_of_step(idle_us, step_us, scale)}"
     copies_us = ledger.host_copy_us or 0.0
-    if copies_us > MOSTLY * ledger.idle_us:
-        return (
-            f"{computing}, {idle}: for {scale.time(copies_us)} only copies from or to the host ran"
-        )
-    if unlaunched_us <= _NOTHING * step_us:
-        return f"{computing}, {idle}"
-    return f"{computing}, {idle}: for {scale.time(unlaunched_us)} the CPU had queued no work"
+    unlaunched_us = ledger.unlaunched_us or 0.0
+    if copies_us > MOSTLY * idle_us:
+        return f"{use}: for {scale.time(copies_us)} only copies from or to the host ran"
+    if unlaunched_us > _NOTHING * step_us:
+        return f"{use}: for {scale.time(unlaunched_us)} the CPU had queued no work"
+    return use
 
 
-def _hidden(ledger: Ledger, scale: Scale) -> list[str]:
+def _of_step(time_us: float, step_us: float, scale: Scale) -> str:
+    """A part of the step with its share, such as ``7.5 (52%)``."""
+    share = percent(time_us / step_us)
+    return f"{scale.number(time_us)} ({share})"
+
+
+def _hidden(ledger: Ledger, scale: Scale) -> Iterator[str]:
     """What compute hides, and what that costs the compute."""
     hidden_us = ledger.hidden_us or 0.0
     if hidden_us <= _NOTHING * ledger.traced_step_us:
-        return []
-    line = f"{scale.time(hidden_us)} more is hidden: compute runs at the same time"
-    ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
-    if ledger.contention_us is None or ratio is None or bounds is None or bounds.low <= 1.0:
-        return [line]
-    slows = f"{ratio:.2f}x ({beside(bounds.low)} to {beside(bounds.high)})"
-    cost = scale.time(ledger.contention_us)
-    return [line, f"it slows the compute next to it {slows}: {cost} a step"]
+        return
+    yield f"{scale.time(hidden_us)} more is hidden: compute runs at the same time"
+    bounds = ledger.contention_ratio_interval
+    if ledger.contention_us is not None and bounds is not None and bounds.low > 1.0:
+        interval = f"{beside(bounds.low)} to {beside(bounds.high)}"
+        cost = scale.time(ledger.contention_us)
+        times = f"{ledger.contention_ratio:.2f}x ({interval})"
+        yield f"it slows the compute next to it {times}: {cost} a step"
 
 
 def _basis(ledger: Ledger) -> str:
-    left_out = ledger.left_out_steps
     means = _means_over(ledger)
-    if left_out:
-        means += f", {counted(left_out, 'far longer step')} left out"
+    if ledger.left_out_steps:
+        left_out = counted(ledger.left_out_steps, "far longer step")
+        means = f"{means}, {left_out} left out"
     if "exposed" not in ledger.intervals:
         return f"{means}; no interval"
     return f"{means}; {CONFIDENCE:.0%} interval from how the repeats differ"
@@ -145,46 +166,55 @@ def late_facts(late: LateRank, ledger: Ledger) -> list[Fact]:
         return []
     total_us = late.wait_us / late.share
     scale = Scale([total_us])
-    mean = f"{scale.number(late.wait_us)} of {scale.time(total_us)} a step in the mean of all ranks"
+    mean = scale.number(late.wait_us)
+    total = scale.time(total_us)
+    each = scale.number(late.lateness_us)
     line = (
-        f"rank {late.rank} causes {percent(late.share)} of the waiting: {mean}, "
-        f"{scale.number(late.lateness_us)} in each other rank's"
+        f"rank {late.rank} causes {percent(late.share)} of the waiting: {mean} of {total} a step in the mean of all "
+        f"ranks, {each} in each other rank's"
     )
-    others = [
-        f"{rank} ({percent(wait_us / total_us)})"
-        for rank, wait_us in ledger.wait_by_rank_us.items()
-        if rank != late.rank and wait_us > _NOTABLE_LATE * total_us
-    ]
+    others = []
+    for rank, wait_us in ledger.wait_by_rank_us.items():
+        share = wait_us / total_us
+        if rank != late.rank and share > _NOTABLE_LATE:
+            others.append(f"{rank} ({percent(share)})")
     if others:
-        line += f"; then {', '.join(others[:_NAMED])}"
+        named = ", ".join(others[:_NAMED])
+        line = f"{line}; then {named}"
     counts = f"it is {late.last.counts}"
-    lines = (line,) if late.significant else (line, f"{counts}, which may be chance")
-    return [Fact("late", "LATE RANK", lines, f"{counts}; means over ranks and traced steps")]
+    lines = [line]
+    if not late.significant:
+        lines.append(f"{counts}, which may be chance")
+    return [Fact("late", "LATE RANK", tuple(lines), f"{counts}; means over ranks and traced steps")]
 
 
-def _notable_ranks(data: Job, ledger: Ledger) -> dict[str, Ledger]:
+def _ledgers(data: Job) -> dict[int | None, Ledger]:
+    """Of each rank, None where its number is not known."""
+    windows = data.whole_windows
+    ranks = windows.group("rank")
+    firsts = windows.take(ranks.first).records(("rank",))
+    ledgers: dict[int | None, Ledger] = {}
+    for first, rows in zip(firsts, ranks.rows(), strict=True):
+        ledger = ledger_of(windows.take(rows), data.tables.exposed_parts)
+        if ledger is not None:
+            ledgers[first["rank"]] = ledger
+    return ledgers
+
+
+def _notable_ranks(
+    data: Job, ledgers: Mapping[int | None, Ledger], is_split: bool
+) -> dict[str, Ledger]:
     """Of several ranks the slowest, the one that waits longest and the late one, by their names in
     the table.
     """
-    windows = data.whole_windows
-    of_ranks: dict[int | None, Ledger] = {}
-    ranks = windows.group("rank")
-    for rank, rows in zip(_numbers(windows, ranks), ranks.rows(), strict=True):
-        if found := ledger_of(windows.take(rows), data.tables.exposed_parts):
-            of_ranks[rank] = found
-    slowest = max(of_ranks, key=lambda rank: of_ranks[rank].traced_step_us)
+    slowest = max(ledgers, key=lambda rank: ledgers[rank].traced_step_us)
     roles = {slowest: "slowest"}
-    if ledger.is_split:
-        waiting = max(of_ranks, key=lambda rank: of_ranks[rank].exposed_wait_us or 0.0)
+    if is_split:
+        waiting = max(ledgers, key=lambda rank: ledgers[rank].exposed_wait_us or 0.0)
         roles.setdefault(waiting, "waits longest")
     if data.late is not None and data.late.wait_us > 0:
         roles.setdefault(data.late.rank, "late")
-    return {f"{_name(rank)}, {role}": of_ranks[rank] for rank, role in roles.items()}
-
-
-def _numbers(windows: Table, ranks: Groups) -> list[int | None]:
-    """The rank of each group, None where it is not known."""
-    return [row["rank"] for row in windows.take(ranks.first).records(("rank",))]
+    return {f"{_name(rank)}, {role}": ledgers[rank] for rank, role in roles.items()}
 
 
 def _name(rank: int | None) -> str:
@@ -195,19 +225,20 @@ def ledger_table(data: Job) -> TextTable | None:
     """A traced step and the parts that add up to it: the mean of all ranks, the slowest rank, the
     one that waits longest and the late one. None without a known step.
     """
-    ledger, windows = data.ledger, data.whole_windows
+    ledger = data.ledger
     if ledger is None:
         return None
-    ranks = windows.group("rank")
-    first, *others = map(_name, _numbers(windows, ranks))
-    rows = {"mean of ranks" if others else first: ledger}
-    if len(ranks) > 1:
-        rows |= _notable_ranks(data, ledger)
+    ledgers = _ledgers(data)
+    if len(ledgers) > 1:
+        rows = {"mean of ranks": ledger, **_notable_ranks(data, ledgers, ledger.is_split)}
+    else:
+        rows = {_name(rank): ledger for rank in ledgers}
     note = f"{_means_over(ledger)}; wait, transfer and other are exposed communication"
     if not ledger.is_split:
         note = f"{note}; other includes all of it, as no collective was matched across all ranks"
     names = {"traced_step": "traced", **STEP_PARTS}
-    fields = [Field("", "of"), *(Field(name, f"{part}_us", "time") for part, name in names.items())]
-    title = f"Where a step goes [{{unit}}]: {' + '.join(STEP_PARTS.values())} = traced"
-    records = [{"of": of, **vars(found)} for of, found in rows.items()]
-    return table_of(title, fields, records, [note])
+    fields = [Field(name, f"{part}_us", "time") for part, name in names.items()]
+    sum_of_parts = " + ".join(STEP_PARTS.values())
+    title = f"Where a step goes [{{unit}}]: {sum_of_parts} = traced"
+    records = [{"of": of, **vars(row)} for of, row in rows.items()]
+    return table_of(title, [Field("", "of"), *fields], records, [note])
