@@ -202,8 +202,9 @@ class Law:
         """log(measured / law) of every point."""
         residuals: dict[Layout, dict[int, float]] = {layout: {} for layout in self.layouts}
         for point in self.points:
-            law = self._log_us(point.layout, point.size_bytes)
-            residuals[point.layout][point.size_bytes] = math.log(point.time_us) - law
+            size = point.size_bytes
+            law = self._log_us(point.layout, size)
+            residuals[point.layout][size] = math.log(point.time_us) - law
         return residuals
 
     def predicted_log_us(self, layout: Layout, size: float) -> float:
@@ -212,9 +213,8 @@ class Law:
         """
         law = self._log_us(layout, size)
         _, devices = layout
-        _, smallest = self.layouts[0]
-        _, largest = self.layouts[-1]
-        if smallest < devices < largest:
+        counts = [count for _, count in self.layouts]
+        if counts[0] < devices < counts[-1]:
             return law + self._missed_between(devices, size)
         return law + self._missed_by_the_largest(size)
 
@@ -223,9 +223,9 @@ class Law:
         sizes.
         """
         missed: dict[int, float] = {}
-        for layout in self.layouts:
+        for layout, residuals in self.residuals.items():
             _, count = layout
-            missed[count] = _interpolated(self.residuals[layout], size)
+            missed[count] = _interpolated(residuals, size)
         return _interpolated(missed, devices)
 
     def _missed_by_the_largest(self, size: float) -> float:
@@ -296,39 +296,27 @@ class Law:
         _, largest = self.layouts[-1]
         return max(devices / largest, smallest / devices)
 
-    def _refusal(self, devices: int, within: float, why: str) -> Missing:
-        """That no cost is given on a count, why, and the next one to measure: one from which it is
-        `within` times away.
-        """
+    def _refusal(self, devices: int, why: str) -> Missing:
+        """That no cost is given on a count, why, and the next one to measure."""
         _, largest = self.layouts[-1]
-        nearer = max(2 * largest, math.ceil(devices / within))
         distance = self._distance(devices)
         where = f"{self.kind} {self._known}: {distance:.3g} times beyond the measured counts"
-        return Missing(f"{where}: {why}; measure at {nearer}")
+        return Missing(f"{where}: {why}; measure at {2 * largest}")
 
     def cost(self, place: Place, size: float, least_half: float = _LEAST_BAND) -> Cost:
         """On a count that was not measured, or only at one size; raises Missing where the distance
         makes the band too wide. It is no narrower than `least_half`, that of measured counts.
         """
         distance = self._distance(place.devices)
-        at_twice = self.half_band(size)
-        half = at_twice * _growth(distance)
+        half = self.half_band(size) * _growth(distance)
         if half > math.log(WIDEST):
-            why = f"the band is wider than {WIDEST:g} times"
-            raise self._refusal(place.devices, _reach(at_twice), why)
+            raise self._refusal(place.devices, f"the band is wider than {WIDEST:g} times")
         if distance > FREE_DISTANCE and not self._holds(size):
-            why = "no count left out confirms the law"
-            raise self._refusal(place.devices, FREE_DISTANCE, why)
+            raise self._refusal(place.devices, "no count left out confirms the law")
         time_us = math.exp(self.predicted_log_us(place.layout, size))
         latency_us = min(self.latency_us(place.layout), time_us)
         words = f"{self._known}, extrapolated to {place} by a law"
         return banded(latency_us, time_us - latency_us, max(least_half, half), "law", words)
-
-
-def _reach(half_at_twice: float) -> int:
-    """How many times the largest count has a band that is not too wide, a power of two."""
-    times_wider = math.log(WIDEST) / half_at_twice
-    return 2 ** math.floor(times_wider ** (1 / _GROWTH)) if times_wider > 1 else 1
 
 
 def _growth(distance: float) -> float:
@@ -361,10 +349,9 @@ def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
     """
     from scipy.optimize import least_squares
 
-    doublings = np.array([_doublings(point.layout) for point in points])
-    moved = np.array(
-        [_moved(kind, point.layout, point.size_bytes) for point in points], dtype=float
-    )
+    layouts = [(point.layout, point.size_bytes) for point in points]
+    doublings = np.array([_doublings(layout) for layout, _ in layouts])
+    moved = np.array([_moved(kind, layout, size) for layout, size in layouts], dtype=float)
     times_us = np.array([point.time_us for point in points])
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

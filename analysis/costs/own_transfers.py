@@ -37,17 +37,21 @@ def _by_size(call: Call, known: Known) -> Cost | None:
     """By the step's own collectives of that kind: that of the same size, else a line through
     them.
     """
-    times = {size: time for (kind, size), time in known.transfers.items() if kind == call.kind}
-    if not times or known.place is None or not call.on_measured_links:
+    times_us = {}
+    for (kind, size), time_us in known.transfers.items():
+        if kind == call.kind:
+            times_us[size] = time_us
+    if not times_us or known.place is None or not call.on_measured_links:
         return None
-    latency_us, us_per_byte = _line(list(times), list(times.values()))
-    total_us = latency_us + us_per_byte * call.size_bytes
-    total_us = times.get(call.size_bytes, total_us)
+    latency_us, us_per_byte = _line(list(times_us), list(times_us.values()))
+    on_line_us = latency_us + us_per_byte * call.size_bytes
+    total_us = times_us.get(call.size_bytes, on_line_us)
     latency_us = min(latency_us, total_us)
-    words = f"transfers of the base on {counted(known.place.devices, 'device')}"
+    devices = counted(known.place.devices, "device")
+    words = f"transfers of the base on {devices}"
     half = _BAND
     if known.transfers_bounded:
-        words += ", upper bounds"
+        words = f"{words}, upper bounds"
         half *= _BOUNDED
     return banded(latency_us, total_us - latency_us, half, "transfers", words)
 
@@ -59,10 +63,11 @@ def _line(sizes_bytes: list[float], times_us: list[float]) -> tuple[float, float
     """
     from scipy.optimize import nnls
 
+    if len(sizes_bytes) == 1:
+        (size,), (time_us,) = sizes_bytes, times_us
+        return 0.0, time_us / size if size else 0.0
     sizes = np.array(sizes_bytes, dtype=float)
     times = np.array(times_us, dtype=float)
-    if len(sizes) == 1:
-        return 0.0, times_us[0] / sizes_bytes[0] if sizes_bytes[0] else 0.0
     weights = 1 / np.maximum(times, 1.0)
     rows = np.stack((weights, sizes * weights), axis=1)
     (latency_us, us_per_byte), _ = nnls(rows, times * weights)

@@ -13,6 +13,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
 _ADDED = FORMULAS["same_local_batch"]
+_TRANSFERS = "all transfers (hidden too) took"
 CLOSE = 0.1  # of the measured value: an estimate within it agrees
 # of the measured value: a wider interval shows no agreement
 _WIDE = 0.5
@@ -22,15 +23,14 @@ _MOST = 0.5
 
 def shortcuts_fact(row: CellRow, data: Job) -> Fact:
     """A line for each estimate."""
-    basis = "; ".join(
-        (
-            f"{_ADDED}: {TIMED}, its interval from how the repeats differ",
-            f"what they are compared with: {_means(row)}",
-            *(f"ring formula: {rate.description}" for rate in row.ring_rates),
-        )
-    )
+    bases = [
+        f"{_ADDED}: {TIMED}, its interval from how the repeats differ",
+        f"what they are compared with: {_means(row)}",
+    ]
+    for rate in row.ring_rates:
+        bases.append(f"ring formula: {rate.description}")
     lines = (_subtraction(row, data), _ring(row, data))
-    return Fact("shortcuts", "SHORTCUTS", lines, basis)
+    return Fact("shortcuts", "SHORTCUTS", lines, "; ".join(bases))
 
 
 def _means(row: CellRow) -> str:
@@ -45,10 +45,10 @@ def _subtraction(row: CellRow, data: Job) -> str:
     if estimate_us is None:
         why = row.reasons.get("same_local_batch_us", "no single-device cell was measured")
         return f"{_ADDED} unknown: {why}"
-    bounds = row.interval("same_local_batch_us")
     scale = Scale([row.traced_step_us])
-    interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-    result = f"{_ADDED} (added time) = {scale.time(estimate_us)}{interval}"
+    bounds = row.interval("same_local_batch_us")
+    estimate = _with_interval(scale.time(estimate_us), bounds, scale)
+    result = f"{_ADDED} (added time) = {estimate}"
     if slowed_by_tracing(row) is not None:
         return f"{result}: cannot be checked, as tracing slows the step too much"
     exposed_us = row.ledger.exposed_us if row.ledger is not None else None
@@ -60,9 +60,14 @@ def _subtraction(row: CellRow, data: Job) -> str:
     judged = _judged(estimate_us, exposed_us, bounds)
     if judged is not None:
         return f"{result}: {judged}"
-    error_us = estimate_us - exposed_us
     compared = _ratio(estimate_us, exposed_us, scale)
-    return f"{result}: {compared}: {_why(row, data.on_device, error_us, scale)}"
+    why = _why(row, data.on_device, estimate_us - exposed_us, scale)
+    return f"{result}: {compared}: {why}"
+
+
+def _with_interval(value: str, bounds: Interval | None, scale: Scale) -> str:
+    """A value, and its interval in brackets where that is known."""
+    return value if bounds is None else f"{value} ({scale.ends(bounds)})"
 
 
 def _judged(estimate_us: float, measured_us: float, bounds: Interval | None) -> str | None:
@@ -94,54 +99,58 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     the first, where the others, which may cancel it, are less than half of the error; else all.
     """
     slowdown_us = row.ledger.slowdown_us if row.ledger is not None else None
-    idle_us, unexplained_us = row.added_idle_us, row.added_tracer_us
+    idle_us = row.added_idle_us
+    unexplained_us = row.added_tracer_us
     if slowdown_us is None or idle_us is None or unexplained_us is None:
         return "the cause is unknown"
     terms = {"compute": slowdown_us, "idle": idle_us, "unexplained": unexplained_us}
-    *others, largest = sorted(terms, key=lambda name: abs(terms[name]))
-    others_us = sum(abs(terms[name]) for name in others)
+    sizes = {name: abs(time_us) for name, time_us in terms.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    others_us = sum(sizes.values()) - sizes[largest]
     if others_us > _MOST * abs(error_us):
-        changes = [f"{name} {scale.change(time_us)}" for name, time_us in terms.items()]
-        return f"no single cause ({', '.join(changes)})"
-    more = {
-        "compute": "compute runs slower" if on_device else "compute runs slower on shared cores",
-        "idle": "devices are idle longer",
-        "unexplained": "traced steps do not show it",
-    }
-    less = {
-        "compute": "compute is shorter than on one device",
-        "idle": "devices are idle for less time",
-        "unexplained": "tracing adds time",
-    }
-    cause = more if error_us > 0 else less
-    return f"{cause[largest]} ({scale.time(abs(terms[largest]))})"
+        changes = ", ".join(f"{name} {scale.change(time_us)}" for name, time_us in terms.items())
+        return f"no single cause ({changes})"
+    cause = _LESS[largest]
+    if error_us > 0:
+        cause = _MORE[largest]
+    if cause == _MORE["compute"] and not on_device:
+        cause = f"{cause} on shared cores"
+    return f"{cause} ({scale.time(sizes[largest])})"
+
+
+_MORE = {
+    "compute": "compute runs slower",
+    "idle": "devices are idle longer",
+    "unexplained": "traced steps do not show it",
+}
+_LESS = {
+    "compute": "compute is shorter than on one device",
+    "idle": "devices are idle for less time",
+    "unexplained": "tracing adds time",
+}
 
 
 def _ring(row: CellRow, data: Job) -> str:
     ring_us = row.ring_us
-    transfer_us = row.transfer_us
     if ring_us is None:
-        return f"ring formula gives no value: {row.reasons.get('ring_us', NA)}"
+        why = row.reasons.get("ring_us", NA)
+        return f"ring formula gives no value: {why}"
     scale = Scale([row.traced_step_us])
     of_link = row.text("ring_source") == "specification"
     result = f"ring formula = {scale.time(ring_us)} at {_rates(row, of_link)}"
+    transfer_us = row.transfer_us
     if transfer_us is None or row.ring_error_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
         return f"{result}; it cannot be compared: {missing}"
-    measured = f"all transfers (hidden too) took {scale.number(transfer_us)}"
     bounds = row.interval("transfer_us")
     judged = _judged(ring_us, transfer_us, _around(ring_us, transfer_us, bounds))
+    took = scale.number(transfer_us)
     if judged == "agrees":
-        return f"{result} agrees: {measured} {scale.unit}"
+        return f"{result} agrees: {_TRANSFERS} {took} {scale.unit}"
     if judged is not None:
-        interval = "" if bounds is None else f" ({scale.ends(bounds)})"
-        return f"{result}; {measured}{interval}: {judged}"
-    if ring_us > transfer_us:
-        cause = "the calibration was slower than the run; calibrate again"
-        if of_link:
-            cause = "the link is faster than that"
-        return f"{result}; {measured}: {cause}"
-    return f"{result}; {measured}{_ring_error(row, data, of_link, scale)}"
+        return f"{result}; {_TRANSFERS} {_with_interval(took, bounds, scale)}: {judged}"
+    error = _ring_error(row, data, transfer_us - ring_us, scale)
+    return f"{result}; {_TRANSFERS} {took}{error}"
 
 
 def _rates(row: CellRow, of_link: bool) -> str:
@@ -172,26 +181,32 @@ def _around(ring_us: float, transfer_us: float, bounds: Interval | None) -> Inte
     return Interval(max(0.0, ring_us - half_us), ring_us + half_us)
 
 
-def _ring_error(row: CellRow, data: Job, of_link: bool, scale: Scale) -> str:
-    """Why the formula gives too little, from what the calibration and the traces show."""
-    ring_us, transfer_us = row.ring_us or 0.0, row.transfer_us or 0.0
-    error_us = transfer_us - ring_us
-    fitted_us = row.predicted_transfer_us
-    size, algbw = row.bytes_per_step, row.algbw_gb_per_s
-    # us in which at least one all-reduce transfers
-    busy_us = transfer_us
-    if size is not None and algbw:
-        busy_us = size / algbw / 1e3
-    if transfer_us - busy_us >= _MOST * error_us:
+def _ring_error(row: CellRow, data: Job, error_us: float, scale: Scale) -> str:
+    """Why the transfers took `error_us` longer than the formula has it, from what the calibration
+    and the traces show.
+    """
+    of_link = row.text("ring_source") == "specification"
+    if error_us < 0:
+        if of_link:
+            return ": the link is faster than that"
+        return ": the calibration was slower than the run; calibrate again"
+    transfer_us = row.transfer_us or 0.0
+    if transfer_us - _busy_us(row) >= _MOST * error_us:
         concurrent = data.tables.collectives["concurrent"]
         at_once = int(concurrent.max(initial=1)) + 1
         return f": up to {at_once} all-reduces were in flight at once"
     if of_link:
         return ": it leaves out latency and protocol"
-    if fitted_us is not None and fitted_us - ring_us >= _MOST * error_us:
+    fitted_us = row.predicted_transfer_us
+    if fitted_us is not None and fitted_us - (row.ring_us or 0.0) >= _MOST * error_us:
         return f": it leaves out latency ({scale.number(fitted_us)} with it)"
-    if row.hidden_us is not None and row.hidden_us >= _MOST * transfer_us:
+    if (row.hidden_us or 0.0) >= _MOST * transfer_us:
         return ": compute ran at the same time"
-    if fitted_us is None:
-        return ""
-    return f"; with latency it gives {scale.number(fitted_us)}, the rest is unknown"
+    return ""
+
+
+def _busy_us(row: CellRow) -> float:
+    """Of a step, in which at least one all-reduce transfers."""
+    if row.bytes_per_step is None or not row.algbw_gb_per_s:
+        return row.transfer_us or 0.0
+    return row.bytes_per_step / row.algbw_gb_per_s / 1e3

@@ -403,37 +403,36 @@ def _which(
     """The fact about the strategy, and the strategy that it recommends."""
     name = traits_of(chosen.strategy).label
     where = devices_text(chosen.devices, chosen.nodes)
-    between = []
+    between: list[str] = []
+    of_gap = ""
     if gap is not None and gap.ratio.value is not None:
         between.append(compared(gap.dp_label, "DDP", gap.ratio))
-    of_gap = "" if gap is None else f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
+        of_gap = f"; {gap.dp_label} against DDP: {basis_of(gap.ratio)}"
     if gain is None:
         line, basis = _over_itself(comparison, chosen, where)
         return Fact("which", "NO CHOICE", (line, *between), f"{basis}{of_gap}"), None
-    lines = [f"{where}: {_gain_line(chosen, gain)}"]
-    lines += between
+    gained = _gain_line(chosen, gain)
+    basis = f"{name} against one device: {basis_of(gain.by_median)}{of_gap}"
+    stand_in = traits_of(chosen.strategy).stands_for
     label = "UNDECIDED"
     strategy = None
-    stand_in = traits_of(chosen.strategy).stands_for
+    lines = [f"{name} on {where}: {gained}", *between]
     shown = _direction(gain)
     if shown == "below":
         label = "USE ONE"
         strategy = "single"
-        lines[0] = f"{name} on {where} reaches {_gain_line(chosen, gain)}"
+        lines[0] = f"{name} on {where} reaches {gained}"
     elif shown == "above" and stand_in:
         label = "NO CHOICE"
-        lines[0] = f"{name} on {lines[0]}"
         lines.append(f"{name} stands in for {traits_of(stand_in).label} and exists only in dpscope")
     elif shown == "above":
         label = f"USE {name}"
         strategy = chosen.strategy
+        lines[0] = f"{where}: {gained}"
         if gap is not None and _even(comparison, chosen, gap):
             label = f"USE DDP/{gap.dp_label}"
-    else:
-        lines[0] = f"{name} on {lines[0]}"
-        if not gain.estimators_agree:
-            lines.insert(1, f"estimates disagree: {gain.others_text}")
-    basis = f"{name} against one device: {basis_of(gain.by_median)}{of_gap}"
+    elif not gain.estimators_agree:
+        lines.insert(1, f"estimates disagree: {gain.others_text}")
     return Fact("which", label, tuple(lines), basis), strategy
 
 

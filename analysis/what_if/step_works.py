@@ -57,7 +57,8 @@ def step_profile(
     """
     steps, on_device = attribution.steps, attribution.on_device
     span = attribution.windows if on_device else steps
-    began, ended = float(span.start_us[step]), float(span.end_us[step])
+    began = float(span.start_us[step])
+    ended = float(span.end_us[step])
     of_host = float(steps.start_us[step]), float(steps.end_us[step])
     backward = backward_span(attribution.events, of_host)
     reduced, others = split_collectives(rows, backward)
@@ -71,8 +72,9 @@ def step_profile(
     ready_us = np.concatenate(([0.0], timeline.ends_us))[timeline.ready_after]
     measured = measured_buckets(reduced, began, ready_us[list(gradients.ends)])
     start_gap_us, turn_us = gaps(measured)
-    servers = 1 if on_device else GLOO_WORKERS
-    turn_us = turn_us if on_device else 0.0
+    servers = 1
+    if not on_device:
+        servers, turn_us = GLOO_WORKERS, 0.0
     return StepProfile(
         rank=attribution.trace.rank,
         step=steps.numbers[step],
@@ -161,32 +163,34 @@ def _on_device(
     before_us = np.concatenate(([began], kernels.end_us))[:-1]
     needs, held_us = _needs(kernels, reduced, before_us)
     other_ends_us = others["start_us"] + others["duration_us"]
-    for place, end_us in zip(
-        kernels.before(others["launch_us"]).tolist(), other_ends_us.tolist(), strict=True
-    ):
+    places = kernels.before(others["launch_us"]).tolist()
+    for place, end_us in zip(places, other_ends_us.tolist(), strict=True):
         if _holds_up(kernels, place, end_us):
             held_us[place] = max(held_us[place], end_us)
     held_us = np.minimum(held_us, kernels.start_us)
     gap_us = kernels.start_us - np.maximum(held_us, kernels.launch_us)
     by_launch = kernels.launch_us >= held_us  # else the stream held it up
     usual_us = float(np.median(gap_us[by_launch])) if by_launch.any() else 0.0
-    to_start_us = np.where(
-        by_launch, gap_us, np.minimum(usual_us, kernels.start_us - kernels.launch_us)
-    )
+    queued_us = kernels.start_us - kernels.launch_us
+    to_start_us = np.where(by_launch, gap_us, np.minimum(usual_us, queued_us))
+    in_order_us = np.where(by_launch, np.minimum(gap_us, _IN_ORDER_US), gap_us)
     busy_us = kernels.end_us - kernels.start_us
     hidden = busy_us <= 0  # behind another stream's
     waits = _host_waits(attribution, kernels)
     # the launch counts from the end of the last kernel that the host waited for
-    places = np.flatnonzero(waits)
-    before = np.searchsorted(places, np.arange(len(waits)), side="left")
-    since_us = np.concatenate(([began], kernels.end_us[places]))[before]
+    waited_for = np.flatnonzero(waits)
+    every = np.arange(len(waits))
+    ends_us = np.concatenate(([began], kernels.end_us[waited_for]))
+    since_us = ends_us[np.searchsorted(waited_for, every, side="left")]
+    # the last gradient's kernel is the last one that samples make longer
+    last = ready_after[-1] if len(ready_after) else len(needs)
     works = Works(
         busy_us=busy_us,
-        gap_us=np.where(hidden, 0.0, np.where(by_launch, np.minimum(gap_us, _IN_ORDER_US), gap_us)),
+        gap_us=np.where(hidden, 0.0, in_order_us),
         launched_us=np.where(hidden, NEVER, kernels.launch_us + to_start_us - since_us),
         host_waits=waits,
         needs=needs,
-        by_samples=np.arange(len(needs)) < (ready_after[-1] if len(ready_after) else len(needs)),
+        by_samples=every < last,
     )
     return _Timeline(works, kernels.end_us - began, ready_after, _others(others, kernels, began))
 
@@ -215,39 +219,39 @@ def _kernels(attribution: Attribution, step: int, began: float) -> _Kernels:
     rows = np.flatnonzero(attribution.rows(Kind.COMPUTE, *COPY_KINDS) & (attribution.step == step))
     rows = rows[~np.isin(rows, attribution.windows.outlasting)]
     launch_us = attribution.launch_us[rows]
-    launch_us = np.where(
-        np.isfinite(launch_us), launch_us, events.start_us[rows]
-    )  # unknown: as late as it can have been
-    order = np.lexsort((events.start_us[rows], launch_us))
-    rows, launch_us = rows[order], launch_us[order]
-    end_us = np.maximum.accumulate(np.maximum(events.end_us[rows], began))
+    start_us = events.start_us[rows]
+    # unknown: as late as it can have been
+    launch_us = np.where(np.isfinite(launch_us), launch_us, start_us)
+    order = np.lexsort((start_us, launch_us))
+    end_us = np.maximum.accumulate(np.maximum(events.end_us[rows[order]], began))
     before_us = np.concatenate(([began], end_us))[:-1]
-    return _Kernels(
-        launch_us, np.minimum(np.maximum(events.start_us[rows], before_us), end_us), end_us
-    )
+    begin_us = np.maximum(start_us[order], before_us)
+    return _Kernels(launch_us[order], np.minimum(begin_us, end_us), end_us)
 
 
 def _needs(kernels: _Kernels, reduced: Table, before_us: Floats) -> tuple[Floats, Floats]:
     """The share of the gradients' bytes that each kernel waits for, and until when it or the kernel
     before holds it up.
     """
-    needs, held_us = np.zeros(len(before_us)), before_us.copy()
+    needs = np.zeros(len(before_us))
     if not len(reduced):
-        return needs, held_us
+        return needs, before_us.copy()
     sizes = reduced.real("bytes")
-    shares = (
-        np.cumsum(sizes) / sizes.sum()
-        if np.isfinite(sizes).all()
-        else np.arange(1, len(sizes) + 1) / len(sizes)
-    )
+    if not np.isfinite(sizes).all():
+        sizes = np.ones(len(sizes))  # every one counts alike
+    shares = np.cumsum(sizes) / sizes.sum()
     ends_us = np.maximum.accumulate(reduced["start_us"] + reduced["duration_us"])
     # only works after the last all-reduce wait
     later = kernels.launch_us > float(reduced["launch_us"].max())
     ended = np.searchsorted(ends_us, kernels.start_us + _ROUNDING_US, side="right")
-    needs[later] = np.concatenate(([0.0], shares))[ended[later]]
+    share_of_ended = np.concatenate(([0.0], shares))
+    needs[later] = share_of_ended[ended[later]]
     needs = np.maximum.accumulate(needs)
-    waits_for = np.minimum(np.searchsorted(shares, needs - 1e-9, side="left"), len(ends_us) - 1)
-    return needs, np.where(needs > 0, np.maximum(held_us, ends_us[waits_for]), held_us)
+    needed = np.searchsorted(shares, needs - 1e-9, side="left")
+    last = len(ends_us) - 1
+    needed_us = ends_us[np.minimum(needed, last)]
+    held_us = np.where(needs > 0, np.maximum(before_us, needed_us), before_us)
+    return needs, held_us
 
 
 def _others(rows: Table, kernels: _Kernels, began: float) -> list[OtherCollective]:
