@@ -46,6 +46,7 @@ _GROWTH = 0.4
 # in logarithms, at twice the count
 _ASSUMED_ERRORS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7)
 _ASSUMED_WEIGHT = 0.6  # of each, next to a measured one
+_USUAL_GROWTH = 0.3  # of the latency of one rank or node, with each doubling
 _NEAR_OCTAVES = 2.0  # range of sizes whose errors count in full for a size's band
 _FAR_WEIGHT = 0.25  # of the other errors
 _LEAST_BAND = 0.05  # in logarithms, half a band
@@ -77,15 +78,17 @@ def medians(calibration: Calibration) -> dict[str, list[Timed]]:
         if point.size_bytes == 0 or point.devices == 1:
             continue
         nodes = point.nodes or calibration.nodes_of(point.devices) or 1
-        times_us = samples.setdefault(point.collective, {})
-        times_us.setdefault((point.devices, nodes, point.size_bytes), []).extend(point.times_us)
-    ordered = {}
-    for kind, times_us in samples.items():
-        ordered[kind] = [
-            Timed(nodes, devices, size, float(np.median(times_us[devices, nodes, size])))
-            for devices, nodes, size in sorted(times_us)
-        ]
-    return ordered
+        place = (point.devices, nodes, point.size_bytes)
+        of_kind = samples.setdefault(point.collective, {})
+        of_kind.setdefault(place, []).extend(point.times_us)
+    timed: dict[str, list[Timed]] = {}
+    for kind, of_kind in samples.items():
+        timed[kind] = []
+        for place in sorted(of_kind):
+            devices, nodes, size = place
+            time_us = float(np.median(of_kind[place]))
+            timed[kind].append(Timed(nodes, devices, size, time_us))
+    return timed
 
 
 def by_law(call: Call, known: Known) -> Cost | None:
@@ -234,7 +237,8 @@ class Law:
         """
         distances = [abs(math.log(measured / size)) for measured in self.sizes]
         nearest = distances.index(min(distances))
-        near = self.sizes[max(0, nearest - 1) : nearest + 2]
+        first = max(0, nearest - 1)
+        near = self.sizes[first : nearest + 2]
         missed: list[float] = []
         for layout in self.layouts[-_LOCAL_COUNTS:]:
             residuals = self.residuals[layout]
@@ -250,10 +254,11 @@ class Law:
             beyond = [point for point in self.points if point.devices > largest]
             kept = Law(self.kind, smaller)
             for point in beyond:
-                predicted = kept.predicted_log_us(point.layout, point.size_bytes)
+                size = point.size_bytes
+                predicted = kept.predicted_log_us(point.layout, size)
                 error = abs(math.log(point.time_us) - predicted)
                 distance = point.devices / largest
-                errors.append(_LeftOut(point.size_bytes, distance, error))
+                errors.append(_LeftOut(size, distance, error))
         return errors
 
     def _holds(self, size: float) -> bool:
@@ -261,9 +266,10 @@ class Law:
         within HELD near a size.
         """
         near = [left_out for left_out in self._left_out if left_out.is_near(size)]
-        if not any(neighbour.distance >= FREE_DISTANCE for neighbour in near):
+        farthest = max((left_out.distance for left_out in near), default=0.0)
+        if farthest < FREE_DISTANCE:
             return False
-        errors = [neighbour.error for neighbour in near]
+        errors = [left_out.error for left_out in near]
         return float(np.quantile(errors, INSIDE)) <= math.log(HELD)
 
     def half_band(self, size: float) -> float:
@@ -277,18 +283,19 @@ class Law:
             weight = 1.0 if left_out.is_near(size) else _FAR_WEIGHT
             weighted.append((left_out.error / _growth(left_out.distance), weight))
         weighted.sort()
-        weights = np.cumsum([weight for _, weight in weighted])
-        shares = weights / weights[-1]
+        errors, weights = zip(*weighted, strict=True)
+        reached = np.cumsum(weights)
+        shares = reached / reached[-1]
         place = int(np.searchsorted(shares, INSIDE))
-        last = len(weighted) - 1
-        error, _ = weighted[min(place, last)]
-        return error
+        last = len(errors) - 1
+        return float(errors[min(place, last)])
 
     @cached_property
     def _known(self) -> str:
         """On which counts it was measured."""
-        counts = [str(Place(devices, -(-devices // nodes))) for nodes, devices in self.layouts]
-        return f"calibrated on {', '.join(counts)} devices"
+        places = [Place(devices, -(-devices // nodes)) for nodes, devices in self.layouts]
+        counts = ", ".join(map(str, places))
+        return f"calibrated on {counts} devices"
 
     def _distance(self, devices: int) -> float:
         """How many times a count is beyond the measured ones, above or below them."""
@@ -315,8 +322,10 @@ class Law:
             raise self._refusal(place.devices, "no count left out confirms the law")
         time_us = math.exp(self.predicted_log_us(place.layout, size))
         latency_us = min(self.latency_us(place.layout), time_us)
+        transfer_us = time_us - latency_us
+        half = max(half, least_half)
         words = f"{self._known}, extrapolated to {place} by a law"
-        return banded(latency_us, time_us - latency_us, max(least_half, half), "law", words)
+        return banded(latency_us, transfer_us, half, "law", words)
 
 
 def _growth(distance: float) -> float:
@@ -349,25 +358,28 @@ def _fitted(kind: str, points: Sequence[Timed]) -> tuple[float, float, float]:
     """
     from scipy.optimize import least_squares
 
-    layouts = [(point.layout, point.size_bytes) for point in points]
-    doublings = np.array([_doublings(layout) for layout, _ in layouts])
-    moved = np.array([_moved(kind, layout, size) for layout, size in layouts], dtype=float)
+    doublings = np.array([_doublings(point.layout) for point in points])
+    moved_bytes = [_moved(kind, point.layout, point.size_bytes) for point in points]
+    moved = np.array(moved_bytes, dtype=float)
     times_us = np.array([point.time_us for point in points])
+    measured = np.log(times_us)
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        log_a, log_b, _ = logs
         a, b, per_byte = np.exp(logs)
-        growth = 0.5 * (logs[1] - logs[0] - math.log(0.3))  # a weak prior of how latency grows
+        # a weak prior of how latency grows
+        growth = log_b - log_a - math.log(_USUAL_GROWTH)
         law_us = a + b * doublings + moved * per_byte
-        return np.append(np.log(law_us) - np.log(times_us), growth)
+        return np.append(np.log(law_us) - measured, 0.5 * growth)
 
     us_per_byte_of_each = times_us / moved
     large = moved >= np.quantile(moved, 0.8)
-    starts = (np.median(us_per_byte_of_each[large]), np.median(us_per_byte_of_each))
     least_us = float(times_us.min())
     fits = []
-    for per_byte in starts:
-        start = np.log([least_us, 0.3 * least_us, per_byte])
-        fits.append(least_squares(residuals, start, loss="soft_l1", f_scale=0.1))
+    for part in (us_per_byte_of_each[large], us_per_byte_of_each):
+        start = np.log([least_us, _USUAL_GROWTH * least_us, np.median(part)])
+        fit = least_squares(residuals, start, loss="soft_l1", f_scale=0.1)
+        fits.append(fit)
     best = min(fits, key=lambda fit: fit.cost)
     a_us, b_us, us_per_byte = np.exp(best.x).tolist()
     return a_us, b_us, us_per_byte
