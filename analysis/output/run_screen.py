@@ -233,8 +233,8 @@ def print_summary(console: Console, report: PrintedReport, page: Path | None) ->
 
 
 def _within(verdict: Verdict, most: int, console: Console) -> Verdict:
-    """The verdict in `most` lines, if that is possible with a line for each fact; --verbose prints
-    all lines.
+    """The verdict in `most` lines, if what limits it can be shortened to that; --verbose prints all
+    lines.
     """
     for shorter in _shortened(verdict):
         if len(console.render_lines(fact_grid(shorter))) <= most:
@@ -243,19 +243,15 @@ def _within(verdict: Verdict, most: int, console: Console) -> Verdict:
 
 
 def _shortened(verdict: Verdict) -> Iterator[Verdict]:
-    """The verdict, and with fewer and fewer of its lines: what limits it, then each fact."""
+    """The verdict, and with a line for each of its limits, and with one for all but the first."""
     yield verdict
     limits = tuple(replace(limit, lines=limit.lines[:1]) for limit in verdict.limits)
     yield replace(verdict, limits=limits)
     first, *others = limits or (None,)
     if first is not None and len(others) > 1:
         labels = ", ".join(limit.label for limit in others)
-        limits = (first, Fact("limits", "ALSO", (f"{labels}: --verbose",)))
-        yield replace(verdict, limits=limits)
-    facts = list(verdict.facts)
-    for place, fact in enumerate(facts):
-        facts[place] = replace(fact, lines=fact.lines[:1])
-        yield replace(verdict, limits=limits, facts=tuple(facts))
+        also = Fact("limits", "ALSO", (f"{labels}: --verbose",))
+        yield replace(verdict, limits=(first, also))
 
 
 def place_of_page(page: Path | None) -> str:
