@@ -5,8 +5,9 @@ what they refuse.
 import msgspec
 import pytest
 
-from dpscope.profiling.records.config import RunConfig
-from dpscope.profiling.records.matrix import Matrix
+from dpscope.profiling.records.config import ResolvedConfig, ResolvedMeasurement, RunConfig
+from dpscope.profiling.records.matrix import Matrix, ResolvedMatrix
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.settings import (
     SettingError,
     declarations,
@@ -51,3 +52,18 @@ def test_settings_by_name_are_unique_checked_and_go_back_into_their_parts() -> N
     )
     sgd = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4}
     assert in_parts(settings_of(config), RunConfig)["optimizer"] == sgd
+
+
+def test_options_and_settings_of_earlier_versions_are_read() -> None:
+    """A cell's name is that of its folder, and a run with such an option is not resumed without
+    it.
+    """
+    options = {"static_graph": "on", "gradient_as_bucket_view": "on"}
+    stored = {"strategy": "ddp", "devices": 2, "batch_size": 8, "options": options}
+    assert msgspec.convert(stored, Cell).name == "ddp-d2-b8-bucket-view-static-graph"
+    matrix = {"devices": [2], "batch_sizes": [8], "static_graph": ["off", "on"]}
+    config = ResolvedConfig(
+        measurement=ResolvedMeasurement(repeats=1), matrix=msgspec.convert(matrix, ResolvedMatrix)
+    )
+    assert settings_of(config)["static_graph"] == ("on", "off")
+    assert "static_graph" not in declarations(RunConfig)
