@@ -177,12 +177,14 @@ def _share_while_computing(row: CellRow) -> float | None:
 
 
 def _of_times(row: CellRow) -> Iterator[Finding]:
-    median, average = row.samples_per_s or 0.0, row.block_samples_per_s or 0.0
-    apart = average / median - 1 if median and average else 0.0
-    if abs(apart) > THROUGHPUT_APART:
-        rate = f"{average:,.0f} samples/s over all steps"
-        text = f"{rate}, {apart:+.0%} from the median step's {median:,.0f}"
-        yield RunCode.WIDE_SPREAD.finding(text, about=row.cell)
+    median = row.samples_per_s
+    average = row.block_samples_per_s
+    if median and average:
+        apart = average / median - 1
+        if abs(apart) > THROUGHPUT_APART:
+            rate = f"{average:,.0f} samples/s over all steps"
+            text = f"{rate}, {apart:+.0%} from the median step's {median:,.0f}"
+            yield RunCode.WIDE_SPREAD.finding(text, about=row.cell)
     yield from tracing_findings(row)
 
 

@@ -67,7 +67,7 @@ class RunAnswer:
     def tables(self) -> dict[str, TextTable]:
         """By name; without any prediction the reasons alone."""
         if not self.known:
-            why = Field("why", str, column="why")
+            why = Field("why", str, meaning="Why no scenario has a prediction", column="why")
             return {"what_if": table_of("Predicted steps: none", (why,), self.refusals)}
         tables = {"what_if": prediction_table(self)}
         if self.own.cells:

@@ -50,16 +50,21 @@ def ready_gradients(
     if parameter_bytes and len(rows) % len(parameter_bytes) == 0:
         # of accumulated micro-batches only the last one's are reduced
         rows = rows[-len(parameter_bytes) :]
-    begin, end = events.start_us[rows], events.end_us[rows]
+    begin = events.start_us[rows]
     # of each bucket the last node that began before its all-reduce was launched
     last = np.searchsorted(begin, launches_us, side="right") - 1
-    weights = np.ones(len(sizes)) if np.isnan(sizes).any() else sizes
-    shown = len(rows) and len(last) and last[0] >= 0 and (np.diff(last) > 0).all()
-    if not shown:
+    weights = sizes
+    if np.isnan(sizes).any():
+        weights = np.ones(len(sizes))
+    # every bucket has one gradient or more
+    added = np.diff(last, prepend=-1)
+    if not len(rows) or not len(last) or added.min() < 1:
         return _spread(launches_us, weights)
     last[-1] = len(rows) - 1
-    bucket = np.searchsorted(last, np.arange(len(rows)), side="left")
-    end = np.minimum(end, np.append(begin[1:], np.inf))  # nodes of one thread do not overlap
+    every = np.arange(len(rows))
+    bucket = np.searchsorted(last, every, side="left")
+    following = np.append(begin[1:], np.inf)
+    end = np.minimum(events.end_us[rows], following)  # nodes of one thread do not overlap
     end[last] = launches_us
     ends = tuple(last.tolist())
 

@@ -30,6 +30,7 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import loaded
 from tests.helpers.known import known
+from tests.helpers.paths import DATA
 from tests.helpers.run_cells import (
     all_reduces,
     calibration,
@@ -66,6 +67,15 @@ def test_every_table_has_its_section_and_every_heading_its_meaning(example: Repo
     for name, table in tables.items():
         explained = zip(table.headings, table.meanings, strict=True)
         assert [heading for heading, meaning in explained if not meaning] == [], name
+
+
+def test_a_what_if_section_without_predictions_states_why() -> None:
+    """The script's all-reduces took up to 5.6 times their cost."""
+    report = make_report(loaded(DATA / "attached_tiny"))
+    (table,) = report.section("what_if").values()
+    assert pages.has_values(table)
+    assert all(line.startswith("No prediction for ") for (line,) in table.rows)
+    assert "as collectives' costs are too uncertain" in table.rows[0][0]
 
 
 def test_the_page_escapes_text(example: Report) -> None:
