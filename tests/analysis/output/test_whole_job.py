@@ -62,6 +62,7 @@ def test_the_first_screen_answers_in_facts(logs: Path) -> None:
 def test_json_and_csv_hold_all_numbers(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(logs, "json", link=LinkRate(1.0, "link", "stated"))
     content = json.loads(capsys.readouterr().out)
+    assert content["span_s"] == pytest.approx(99, abs=0.1)  # from the first to the hundredth
     (kind,) = content["by_kind"]
     assert (kind["kind"], kind["collectives"], kind["hosts"]) == ("all_reduce", 100, 2)
     assert (kind["transfer_us"], kind["wait_us"]) == (10_000.0, 15_000.0)
