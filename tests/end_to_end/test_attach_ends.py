@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers.fork_server import forks
 from tests.helpers.sweeps import command_of, parent_of, processes_of, wait_until
+from tests.helpers.words import words
 
 pytestmark = pytest.mark.real_processes  # their ends are what these tests are about
 
@@ -42,12 +43,7 @@ def attached(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     (folder / "train.py").write_text(SCRIPT)
     command = [
         sys.executable,
-        "-m",
-        "dpscope.launch.cli",
-        "attach",
-        "--devices",
-        "2",
-        "--out",
+        *words("-m dpscope.launch.cli attach --devices 2 --out"),
         str(folder / "run"),
     ]
     with open(folder / "printed.txt", "w") as printed:

@@ -10,33 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.sweeps import half_written, processes_of
+from tests.helpers.words import words
 
-TINY = (
-    *(
-        "--device",
-        "cpu",
-        "--model",
-        "tiny_models:tiny",
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2",
-        "--batch-size",
-        "8",
-    ),
-    *(
-        "--samples",
-        "512",
-        "--steps",
-        "8",
-        "--traced-steps",
-        "2",
-        "--repeats",
-        "1",
-        "--no-calibrate",
-        "--timeout",
-        "90",
-    ),
+TINY = words(
+    "--device cpu --model tiny_models:tiny --strategy ddp --devices 2 --batch-size 8 "
+    "--samples 512 --steps 8 --traced-steps 2 --repeats 1 --no-calibrate --timeout 90"
 )
 
 

@@ -13,11 +13,12 @@ import pytest
 from tests.helpers.hosts import Host, several_hosts, why_no_hosts
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.ranks import free_port
+from tests.helpers.words import words
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 _SCRIPT = str(ROOT / "tests" / "user_models" / "scripts" / "plain_loop.py")
-_ATTACH = ("attach", "--devices", "2", "--steps", "4", "--traced-steps", "1")
+_ATTACH = words("attach --devices 2 --steps 4 --traced-steps 1")
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +102,7 @@ def test_a_stranger_finds_no_port_and_runs_nothing(hosts: list[Host], tmp_path: 
     One port is open at all addresses: the scan must find it, and it alone.
     """
     out, executed = tmp_path / "out", tmp_path / "executed"
-    slow = (
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2",
-        "--steps",
-        "100000",
-        "--model",
-        "tiny_models:slow",
-        "--device",
-        "cpu",
-    )
+    slow = words("--strategy ddp --devices 2 --steps 100000 --model tiny_models:slow --device cpu")
     run = hosts[0].start(
         [
             sys.executable,

@@ -30,6 +30,7 @@ from tests.helpers.sweeps import (
     torchruns_of,
     wait_until,
 )
+from tests.helpers.words import words
 
 RATE_MBIT = 200
 LARGEST_BYTES = 4 << 20
@@ -88,8 +89,8 @@ def run(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     how the run went.
     """
     out = tmp_path_factory.mktemp("nodes") / "run"
-    sizes = ("--min-bytes", "1MiB", "--max-bytes", "4MiB", "--iterations", "4", "--warmup", "1")
-    layouts = ("--device", "cpu", "--devices", "2,2x1", "--collectives", "all_reduce")
+    sizes = words("--min-bytes 1MiB --max-bytes 4MiB --iterations 4 --warmup 1")
+    layouts = words("--device cpu --devices 2,2x1 --collectives all_reduce")
     timed = over_ssh(hosts, out.parent, "calibrate", *layouts, *sizes, "--out", str(out))
     assert timed.returncode == 0, timed.stdout + timed.stderr
     options = ("--strategy", "single,ddp", "--no-ddp-alone", "--devices", "1,2x1")
@@ -162,18 +163,7 @@ def test_calibration_finds_the_rate_between_hosts_and_within_one(
     assert f"{between.gb_per_s:.3g} GB/s (bus bandwidth of all_reduce" in page
 
 
-SLOW = (
-    "--strategy",
-    "ddp",
-    "--devices",
-    "2x1",
-    "--warmup",
-    "5",
-    "--steps",
-    "100000",
-    "--model",
-    "tiny_models:slow",
-)
+SLOW = words("--strategy ddp --devices 2x1 --warmup 5 --steps 100000 --model tiny_models:slow")
 
 
 def slow_run(hosts: list[Host], out: Path) -> NodeCommand:

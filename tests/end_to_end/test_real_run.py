@@ -23,8 +23,9 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.fork_server import FIGURES
 from tests.helpers.light_torchrun import light_jobs
+from tests.helpers.words import words
 
-MODEL = ("--device", "cpu", "--samples", "512", "--traced-steps", "5", "--timeout", "90")
+MODEL = words("--device cpu --samples 512 --traced-steps 5 --timeout 90")
 
 
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from dpscope.profiling.store.training_folders import TrainFolder
 from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.slurm import Cluster, slurm_cluster, why_no_slurm
 from tests.helpers.sweeps import processes_of, wait_until
+from tests.helpers.words import words
 
 CLUSTER = ROOT / "examples" / "cluster"
 SRUN_WITHOUT_CONTAINERS = """\
@@ -78,20 +79,9 @@ def test_a_training_that_is_requeued_in_the_middle_goes_on(
     cluster: Cluster, commands: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    options = (
-        *(
-            "--device",
-            "cpu",
-            "--strategy",
-            "ddp",
-            "--devices",
-            "2x1",
-            "--model",
-            "tiny_models:slow",
-            "--data",
-            "fake",
-        ),
-        *("--batch-size", "4", "--samples", "120", "--epochs", "2", "--timeout", "200"),
+    options = words(
+        "--device cpu --strategy ddp --devices 2x1 --model tiny_models:slow --data fake "
+        "--batch-size 4 --samples 120 --epochs 2 --timeout 200"
     )
     job, output = submit(cluster, commands, "preemptible_training.sbatch", out, *options)
     saved = out / "training" / "ddp-d2-n2-b2" / "seed0" / "epochs.json"

@@ -14,27 +14,18 @@ from dpscope.profiling.store.files import read_json
 from tests.helpers.fork_server import FIGURES
 from tests.helpers.gpu_checks import Analysis
 from tests.helpers.paths import ROOT
+from tests.helpers.words import words
 
-_SHORT = ("--steps", "15", "--traced-steps", "2", "--repeats", "1")
+_SHORT = words("--steps 15 --traced-steps 2 --repeats 1")
 _BUSY = ("--batch-size", "512")
 _OPTION = ("--devices", "1", "--batch-size", "128", *_SHORT)
-_TWICE = ("--steps", "15", "--traced-steps", "2", "--repeats", "2")  # one repeat gives no interval
+_TWICE = words("--steps 15 --traced-steps 2 --repeats 2")  # one repeat gives no interval
 _ON_ALL = ("--batch-size", "128", *_SHORT, "--no-calibrate")
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "amp": ("--strategy", "single", "--amp", "bf16,fp16"),
     "channels_last": ("--strategy", "single", "--model", "tests.gpu.models:channels_last"),
-    "loader": (
-        "--strategy",
-        "single",
-        "--data",
-        "fake",
-        "--samples",
-        "4096",
-        "--workers",
-        "2",
-        "--pin-memory",
-    ),
+    "loader": words("--strategy single --data fake --samples 4096 --workers 2 --pin-memory"),
     "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
     "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
     "compile": ("--strategy", "single,ddp", "--compile", "default"),
@@ -43,17 +34,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 ALL = "all"  # the machine's GPUs, as a device count of a run
 OPTIONS_ON_ALL: dict[str, tuple[str, ...]] = {
     "amp": ("--strategy", "ddp,fsdp", "--amp", "bf16"),
-    "loader": (
-        "--strategy",
-        "ddp",
-        "--data",
-        "fake",
-        "--samples",
-        "4096",
-        "--workers",
-        "2",
-        "--pin-memory",
-    ),
+    "loader": words("--strategy ddp --data fake --samples 4096 --workers 2 --pin-memory"),
     "accumulation": ("--strategy", "ddp", "--accumulate", "2"),
     "hooks": ("--strategy", "ddp", "--comm-hook", "fp16,powersgd"),
     "buckets": (
@@ -74,15 +55,14 @@ _LEAST_FOR_HSDP = 4  # two groups of two
 # At batch 32 the host's launches bound many GPUs, at 512 the GPU is busy. A late rank takes eight
 # traced steps: in two a rank may be last by chance.
 RUNS: dict[str, tuple[str, ...]] = {
-    "single": ("--strategy", "single", "--devices", "1", "--batch-size", "32,512", "--steps", "30", "--traced-steps", "3",
-               "--repeats", "2"),
+    "single": words("--strategy single --devices 1 --batch-size 32,512 --steps 30 --traced-steps 3 --repeats 2"),
     "ddp": ("--strategy", "single,ddp", "--devices", "2", *_BUSY, *_SHORT, "--no-calibrate"),
-    "overlap": ("--strategy", "ddp", "--devices", "2", "--overlap", "on,off", "--nccl-engine", "legacy,default", *_BUSY, *_SHORT,
-                "--no-calibrate"),
+    "overlap": (
+        *words("--strategy ddp --devices 2 --overlap on,off --nccl-engine legacy,default --no-calibrate"), *_BUSY, *_SHORT,
+    ),
     "data_parallel": ("--strategy", "single,dp", "--devices", "2", *_BUSY, *_SHORT, "--no-calibrate"),
-    "late": ("--strategy", "ddp", "--devices", "2", "--steps", "15", "--traced-steps", "8", "--repeats", "1",
-             "--samples", "1024", "--no-calibrate"),
-    "last_device": ("--strategy", "single", "--devices", "1", "--batch-size", "128", *_SHORT),
+    "late": words("--strategy ddp --devices 2 --steps 15 --traced-steps 8 --repeats 1 --samples 1024 --no-calibrate"),
+    "last_device": (*words("--strategy single --devices 1 --batch-size 128"), *_SHORT),
     **{f"option_{name}": (*flags, *_OPTION) for name, flags in OPTIONS.items()},
     **dict.fromkeys(
         ("compared", "compared_again"),

@@ -10,22 +10,12 @@ from pathlib import Path
 
 from tests.helpers.hosts import Host
 from tests.helpers.paths import USER_MODELS
+from tests.helpers.words import words
 
 LIMIT_S = 240
-TINY = (
-    *(
-        "--device",
-        "cpu",
-        "--model",
-        "tiny_models:tiny",
-        "--batch-size",
-        "2",
-        "--samples",
-        "64",
-        "--timeout",
-        "200",
-    ),
-    *("--steps", "4", "--traced-steps", "1", "--repeats", "1", "--no-calibrate"),
+TINY = words(
+    "--device cpu --model tiny_models:tiny --batch-size 2 --samples 64 --timeout 200 "
+    "--steps 4 --traced-steps 1 --repeats 1 --no-calibrate"
 )
 
 

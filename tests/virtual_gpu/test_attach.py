@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from dpscope.analysis import analyze_traces
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Collectives, CollectiveTime, Device, Kernels, Node, PlantedNode
 from tests.virtual_gpu.programs import captured_step, half_precision
 from tests.virtual_gpu.true_steps import traced
 
 # on GPUs at least 11 steps of warm-up
-WINDOWS = ("--warmup", "11", "--steps", "8", "--traced-steps", "2")
+WINDOWS = words("--warmup 11 --steps 8 --traced-steps 2")
 STEPS = "34"  # of the scripts
 
 

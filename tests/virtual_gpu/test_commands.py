@@ -14,6 +14,7 @@ import pytest
 
 from dpscope.analysis.output.tensorboard import write_tensorboard
 from tests.helpers.tensorboard_pages import get, hparams, serving
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import (
     Collectives,
@@ -27,11 +28,10 @@ from tests.virtual_gpu.node import (
 
 CELL = "ddp-d2-b8"
 PLUGIN = "data/plugin/pytorch_profiler"
-SMALL = (
-    *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
-    *("--steps", "5", "--traced-steps", "2"),
+SMALL = words(
+    "--model tests.user_models.tiny_models:layered --batch-size 8 --steps 5 --traced-steps 2"
 )
-SIZES = ("--min-bytes", "32KiB", "--max-bytes", "512KiB", "--collectives", "all_reduce")
+SIZES = words("--min-bytes 32KiB --max-bytes 512KiB --collectives all_reduce")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def ran(
     node = plant(planted.node)
     slower = plant(replace(planted.node, devices=(healthy, slow, healthy, healthy)))
     after = tmp_path_factory.mktemp("after") / "run"
-    run = ("run", "--strategy", "ddp", "--devices", "2", "--repeats", "2", *SMALL)
+    run = (*words("run --strategy ddp --devices 2 --repeats 2"), *SMALL)
     shown = undisturbed(node, calibrated.out, *run)
     slower.dpscope(*run, "--no-calibrate", "--out", str(after))
     return Ran(planted, node, shown, calibrated.out, after)
@@ -202,7 +202,7 @@ def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_pat
 def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     """Four devices of the same node, which are measured then."""
     (prediction,) = answer(ran.node, "whatif", str(ran.out), "--devices", "4")["predictions"]
-    run = ("run", "--strategy", "ddp", "--devices", "4", "--repeats", "1", *SMALL)
+    run = (*words("run --strategy ddp --devices 4 --repeats 1"), *SMALL)
     (cell,) = undisturbed(ran.node, tmp_path / "four", *run, "--no-calibrate")["cells"]
     assert prediction["low_us"] <= cell["step_us"] <= prediction["high_us"]
     assert prediction["high_us"] / prediction["low_us"] < 1.5

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.sweeps import processes_of
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Fault, Node, PlantedNode
 
@@ -18,21 +19,9 @@ LAUNCH_FAILURE, REMOTE_ERROR = 719, 6
 # Which call meets the error first is a matter of time.
 FAILED = "crashed in .*: rank 1: .*(CUDA error: "
 OF_CALLS = "CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED"
-RUN = (
-    *(
-        "run",
-        "--strategy",
-        "ddp",
-        "--devices",
-        "2",
-        "--model",
-        "resnet8_cifar",
-        "--batch-size",
-        "4",
-        "--steps",
-        "4",
-    ),
-    *("--traced-steps", "1", "--repeats", "1", "--no-calibrate"),
+RUN = words(
+    "run --strategy ddp --devices 2 --model resnet8_cifar --batch-size 4 --steps 4 "
+    "--traced-steps 1 --repeats 1 --no-calibrate"
 )
 
 

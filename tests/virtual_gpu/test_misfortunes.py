@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import (
     Collectives,
@@ -26,20 +27,9 @@ from tests.virtual_gpu.node import (
 )
 from tests.virtual_gpu.true_steps import traced, true_steps
 
-RUN = (
-    *(
-        "run",
-        "--strategy",
-        "ddp",
-        "--repeats",
-        "1",
-        "--steps",
-        "5",
-        "--traced-steps",
-        "7",
-        "--no-calibrate",
-    ),
-    *("--model", "tests.user_models.tiny_models:layered", "--batch-size", "8"),
+RUN = words(
+    "run --strategy ddp --repeats 1 --steps 5 --traced-steps 7 --no-calibrate "
+    "--model tests.user_models.tiny_models:layered --batch-size 8"
 )
 GRADIENT_BYTES = 2_502_656  # of that model
 LATE = re.compile(r"LATE RANK rank (\d) causes")

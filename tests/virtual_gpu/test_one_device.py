@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis import analyze_traces
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.ledgers import assert_ledgers_are_true
 from tests.virtual_gpu.node import Device, Kernels, KernelTime, Node, Truth
@@ -51,17 +52,10 @@ def ran(
     folder = tmp_path_factory.mktemp("run")
     printed = node.dpscope(
         *(
-            "run",
-            "--strategy",
-            "single",
-            "--devices",
-            "1",
-            "--amp",
-            "off,fp16",
-            "--batch-size",
+            *words("run --strategy single --devices 1 --amp off,fp16 --batch-size"),
             f"{SMALL},{LARGE}",
         ),
-        *("--model", "tests.virtual_gpu.programs.models:graphed", "--steps", "4", "--repeats", "1"),
+        *words("--model tests.virtual_gpu.programs.models:graphed --steps 4 --repeats 1"),
         *("--traced-steps", str(TRACED_STEPS), "--out", str(folder)),
         status=1,  # the large batch fails
     )

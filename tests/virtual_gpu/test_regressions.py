@@ -12,6 +12,7 @@ from dpscope.profiling.records.run import Cell, Manifest
 from dpscope.profiling.store.files import read_json
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers import gpu_checks
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Node, Nvml, Truth
 from tests.virtual_gpu.programs import noted_limits
@@ -46,18 +47,7 @@ def ran(plant: Plant, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Every second GPU is faster, and CUDA's own order begins with those."""
     node = plant(Node(devices=(Device(name=SLOW), Device(name=FAST, teraflops=30)) * 2))
     out, noted = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("limits")
-    options = (
-        "--strategy",
-        "single,hsdp",
-        "--devices",
-        "1,4",
-        "--batch-size",
-        "4",
-        "--steps",
-        "3",
-        "--repeats",
-        "1",
-    )
+    options = words("--strategy single,hsdp --devices 1,4 --batch-size 4 --steps 3 --repeats 1")
     model = ("--model", f"{noted_limits.__name__}:small", "--traced-steps", "1", "--timeout", "100")
     node.dpscope(
         "run", *options, *model, "--out", str(out), variables={noted_limits.FOLDER: str(noted)}

@@ -14,9 +14,10 @@ from dpscope.analysis.whole_job.tables import rank_rows
 from dpscope.profiling.store.folders import RunFolder
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import ended_ranks
+from tests.helpers.words import words
 
 ATTACH = (sys.executable, "-m", "dpscope.launch.attach")
-WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
+WINDOWS = words("--warmup 5 --steps 8 --traced-steps 1")
 GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 * 4 + 4)  # of two linear layers, 1,348 floats
 
 

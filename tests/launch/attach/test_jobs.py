@@ -41,9 +41,10 @@ from tests.helpers.nccl_logs import all_reduce
 from tests.helpers.nccl_logs import nccl_log as nccl_log_text
 from tests.helpers.paths import USER_MODELS
 from tests.helpers.ranks import free_port
+from tests.helpers.words import words
 
 SCRIPTS = USER_MODELS / "scripts"
-WINDOWS = ("--warmup", "5", "--steps", "8", "--traced-steps", "1")
+WINDOWS = words("--warmup 5 --steps 8 --traced-steps 1")
 
 
 def test_single_stands_for_one_device_without_torchrun() -> None:
@@ -327,12 +328,7 @@ os._exit(0)  # ending gloo's threads one by one makes torch abort now and then
 """)
     command = [
         sys.executable,
-        "-m",
-        "dpscope.launch.cli",
-        "attach",
-        "--devices",
-        "2",
-        "--out",
+        *words("-m dpscope.launch.cli attach --devices 2 --out"),
         str(out),
         *WINDOWS,
     ]

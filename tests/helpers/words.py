@@ -1,0 +1,5 @@
+"""The words of a command line."""
+
+
+def words(line: str) -> tuple[str, ...]:
+    return tuple(line.split())
