@@ -65,12 +65,14 @@ def launch_phases(attribution: Attribution) -> IntColumn:
     """Phase of every device event of a step, an index in PHASES; what has no launch is OTHER. -1
     for all other events.
     """
-    phase = np.full(len(attribution.events), -1)
-    rows = np.flatnonzero(attribution.in_steps(*DEVICE_KINDS))
-    phase[rows] = PHASES.index(OTHER)
-    rows = rows[attribution.launch_row[rows] >= 0]
-    from_host = attribution.events.named(_FROM_HOST.search)[rows]
-    for name, where in _rules(attribution, attribution.launch_row[rows], from_host):
+    events = attribution.events
+    phase = np.full(len(events), -1)
+    in_steps = attribution.in_steps(*DEVICE_KINDS)
+    phase[in_steps] = PHASES.index(OTHER)
+    rows = np.flatnonzero(in_steps & (attribution.launch_row >= 0))
+    launch = attribution.launch_row[rows]
+    from_host = events.named(_FROM_HOST.search)[rows]
+    for name, where in _rules(attribution, launch, from_host):
         phase[rows[where]] = PHASES.index(name)  # later rules win
     return phase
 
@@ -146,11 +148,14 @@ def _forward_calls(attribution: Attribution) -> tuple[FloatColumn, FloatColumn, 
         rows = events.in_order(np.flatnonzero(forward))
         return events.start_us[rows], events.end_us[rows], events.thread[rows]
     phase_ranges = annotations & events.named(_FORWARD_RANGES.__contains__)
-    rows = np.flatnonzero((operators & events.named(_FORWARD_OPERATOR.match)) | phase_ranges)
-    rows = rows[innermost(events, rows, operators & events.named(_BACKWARD_NODE.match)) < 0]
+    forward_operators = operators & events.named(_FORWARD_OPERATOR.match)
+    backward_nodes = operators & events.named(_BACKWARD_NODE.match)
+    rows = np.flatnonzero(forward_operators | phase_ranges)
+    rows = rows[innermost(events, rows, backward_nodes) < 0]
     step = attribution.steps.index_at(events.start_us[rows])
-    rows = rows[step >= 0]
-    steps = Groups.by([step[step >= 0]], len(rows), in_order=True)
+    in_steps = step >= 0
+    rows = rows[in_steps]
+    steps = Groups.by([step[in_steps]], len(rows), in_order=True)
     starts = steps.least(events.start_us[rows])
     ends = steps.most(events.end_us[rows])
     return starts, ends, events.thread[rows[steps.first]]
@@ -173,12 +178,13 @@ def peer_copies(attribution: Attribution) -> Table:
     of_model = np.zeros(len(rows), dtype=bool)
     if len(rows) and is_data_parallel(attribution):
         of_model = np.isin(launch_phases(attribution)[rows], list(_OF_MODEL))
-    totals = np.zeros((2, len(places)), dtype=np.int64)
-    np.add.at(totals[0], places.code, events.bytes[rows])
-    np.add.at(totals[1], places.code, np.where(of_model, events.bytes[rows], 0))
-    return copies.take(places.first).assign(
-        bytes=totals[0], model_bytes=totals[1], count=places.sizes
-    )
+    sizes = events.bytes[rows]
+    # as whole numbers, which may not fit a float
+    every = np.zeros(len(places), dtype=np.int64)
+    model = np.zeros(len(places), dtype=np.int64)
+    np.add.at(every, places.code, sizes)
+    np.add.at(model, places.code, np.where(of_model, sizes, 0))
+    return copies.take(places.first).assign(bytes=every, model_bytes=model, count=places.sizes)
 
 
 COLUMNS = (
@@ -225,8 +231,8 @@ def is_data_parallel(attribution: Attribution) -> bool:
     leaves.
     """
     events = attribution.events
-    device = attribution.in_steps(*DEVICE_KINDS)
-    if len(np.unique(events.device[device])) < 2:
+    devices = events.device[attribution.in_steps(*DEVICE_KINDS)]
+    if len(np.unique(devices)) < 2:
         return False
     return any(map(_DP_NAME.match, events.names))
 
@@ -242,7 +248,11 @@ def collective_kinds(attribution: Attribution) -> dict[int, str]:
     if not len(rows) or not attribution.on_device or not is_data_parallel(attribution):
         return {}
     phase = launch_phases(attribution)
-    return {row: _OF_MODEL[phase[row]] for row in rows.tolist() if phase[row] in _OF_MODEL}
+    kinds = {}
+    for row in rows.tolist():
+        if phase[row] in _OF_MODEL:
+            kinds[row] = _OF_MODEL[phase[row]]
+    return kinds
 
 
 def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
@@ -256,35 +266,35 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
     communicates = attribution.rows(*COMMUNICATION_KINDS)
     computes = attribution.in_steps(Kind.COMPUTE)
     devices = np.unique(events.device[phase >= 0]).tolist()
-    compute = {
-        device: intervals.of_events(events, computes & (events.device == device))
-        for device in devices
-    }
-    occupied = {device: attribution.occupies(device) for device in devices}
+    compute = {}
+    occupied = {}
+    for device in devices:
+        compute[device] = intervals.of_events(events, computes & (events.device == device))
+        occupied[device] = attribution.occupies(device)
     shown = (phase >= 0) & ~windows.is_cut(attribution.step)
     for step, of_step in enumerate(attribution.by_step(shown)):
         window = float(windows.start_us[step]), float(windows.end_us[step])
         for device in devices:
             of_device = of_step[occupied[device][of_step]]
-            rows_of = {
-                name: of_device[phase[of_device] == code] for code, name in enumerate(PHASES)
-            }
-            spans = {
-                name: intervals.of_events(events, rows[communicates[rows]])
-                for name, rows in rows_of.items()
-            }
+            rows_of = {}
+            spans = {}
+            for code, name in enumerate(PHASES):
+                rows = of_device[phase[of_device] == code]
+                rows_of[name] = rows
+                spans[name] = intervals.of_events(events, rows[communicates[rows]])
             exposed_us = _exposed_parts(spans, compute[device], *window)
             for name, rows in rows_of.items():
                 if not len(rows):
                     continue
                 collectives = rows[attribution.kind[rows] == Kind.COLLECTIVE]
+                recorded_here = rows[events.device[rows] == device]
                 yield {
                     "device": device,
                     "step": attribution.steps.numbers[step],
                     "phase": name,
                     "time_us": intervals.length(intervals.of_events(events, rows)),
                     "exposed_us": exposed_us.get(name),
-                    "copied_bytes": _copied_bytes(events, rows[events.device[rows] == device]),
+                    "copied_bytes": _copied_bytes(events, recorded_here),
                     "collective_count": len(collectives),
                     "collective_bytes": _collective_bytes(
                         events, coalesced[collectives], name, len(devices)
@@ -294,8 +304,11 @@ def _device_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
 
 def _copied_bytes(events: EventTable, rows: IntColumn) -> int | None:
     """Of the copies among these events; None where one has no size."""
-    sizes = events.bytes[rows[events.category[rows] == Category.MEMCPY]]
-    return int(sizes.sum()) if (sizes >= 0).all() else None
+    copies = rows[events.category[rows] == Category.MEMCPY]
+    sizes = events.bytes[copies]
+    if (sizes < 0).any():
+        return None
+    return int(sizes.sum())
 
 
 def _collective_bytes(
@@ -308,13 +321,12 @@ def _collective_bytes(
         return 0
     if phase not in ("replicate", "gradient_reduce"):
         return None
-    args = [
-        events.communication.get(operator, _NO_ARGS) for operator in np.unique(operators).tolist()
-    ]
-    sizes = [buffer_sizes(recorded)[0] for recorded in args]
-    total = sum(size for size in sizes if size is not None)
-    if None in sizes:
-        return None
+    total = 0
+    for operator in np.unique(operators).tolist():
+        sent, _ = buffer_sizes(events.communication.get(operator, _NO_ARGS))
+        if sent is None:
+            return None
+        total += sent
     # The reduction's inputs are every replica's.
     return total // devices if phase == "gradient_reduce" else total
 
@@ -323,13 +335,16 @@ def phase_means(phases: Table) -> Table:
     """Means over whole steps: a row per (rank, device, replica), a column `{phase}_us` per phase,
     NaN where none.
     """
-    wanted = [name for name in PHASES if name != OTHER or phases.words("phase").isin(OTHER).any()]
+    wanted = list(PHASES)
+    if not phases.words("phase").isin(OTHER).any():
+        wanted.remove(OTHER)
     ranks = phases.group("rank")
     step = phases.real("step")
     first = ranks.least(step)[ranks.code]
     last = ranks.most(step)[ranks.code]
     partial = np.where(phases.known("device"), first, last)  # as in `step_table`
-    whole = phases.take((step != partial) & np.isfinite(step))
+    is_whole = (step != partial) & np.isfinite(step)
+    whole = phases.take(is_whole)
     used = whole if len(whole) else phases
     steps = len(used.group("step"))
     places = used.group("rank", "device", "replica", in_order=True)
@@ -338,7 +353,8 @@ def phase_means(phases: Table) -> Table:
         of_phase = used.words("phase").isin(name)
         total_us = places.sums(np.where(of_phase, used["time_us"], 0.0))
         occurs = np.isin(np.arange(len(places)), places.code[of_phase])
-        table = table.assign(**{f"{name}_us": np.where(occurs, total_us / steps, np.nan)})
+        mean_us = np.where(occurs, total_us / steps, np.nan)
+        table = table.assign(**{f"{name}_us": mean_us})
     return table
 
 
@@ -353,7 +369,8 @@ def _exposed_parts(
         return parts
     taken = intervals.clip(compute, start, end)
     for name, communication in spans.items():
-        exposed = intervals.difference(intervals.clip(communication, start, end), taken)
+        inside = intervals.clip(communication, start, end)
+        exposed = intervals.difference(inside, taken)
         parts[name] = intervals.length(exposed)
         taken = intervals.merge(taken, exposed)
     return parts
@@ -387,15 +404,19 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
         together: dict[str, Intervals] = {}
         for replica, name in sorted(spans_of, key=lambda place: (max(place[0], 0), place[1])):
             spans = spans_of[replica, name]
-            together[name] = intervals.merge(together.get(name, intervals.EMPTY), spans)
+            before = together.get(name, intervals.EMPTY)
+            together[name] = intervals.merge(before, spans)
             if replica >= 0:
                 time_us = intervals.length(spans)
                 yield common | {"phase": name, "replica": replica, "time_us": time_us}
         others = [spans for name, spans in together.items() if name != _BACKWARD]
-        together[_BACKWARD] = intervals.difference(
-            intervals.merge(*passes), intervals.merge(*others)
-        )
-        copies = ((name, row) for row, name, _ in named if attribution.kind[row] == Kind.HOST_RANGE)
+        in_passes = intervals.merge(*passes)
+        in_others = intervals.merge(*others)
+        together[_BACKWARD] = intervals.difference(in_passes, in_others)
+        copies = []
+        for row, name, _ in named:
+            if attribution.kind[row] == Kind.HOST_RANGE:
+                copies.append((name, row))
         bounds = float(steps.start_us[step]), float(steps.end_us[step])
         exposed_us = _exposed_parts(_unions(events, copies), compute, *bounds)
         for name, spans in together.items():
@@ -408,9 +429,10 @@ def _host_phase_rows(attribution: Attribution) -> Iterator[dict[str, object]]:
 
 def _unions(events: EventTable, rows: Iterable[tuple[_Key, int]]) -> dict[_Key, Intervals]:
     """The union of the events of each key."""
-    return {
-        key: intervals.of_events(events, np.array(of_key)) for key, of_key in grouped(rows).items()
-    }
+    unions = {}
+    for key, of_key in grouped(rows).items():
+        unions[key] = intervals.of_events(events, np.array(of_key))
+    return unions
 
 
 def _named(events: EventTable, annotations: IntColumn) -> Iterator[tuple[int, str, int]]:
