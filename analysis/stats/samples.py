@@ -69,11 +69,6 @@ class Estimate:
         """The value under this name, and the ends of its interval."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
-    def inverse(self) -> "Estimate":
-        """One over it, as of a ratio taken the other way round."""
-        value, low, high = (1 / end if end else None for end in (self.value, self.high, self.low))
-        return Estimate(value, low, high, self.count)
-
 
 class Interval(NamedTuple):
     """The ends of a 95% interval, both known."""
