@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.costs.formulas import dp_transfer_us, ring_us
+from dpscope.analysis.costs.formulas import dp_transfer_us, moved_as, ring_us
 
 
 def test_ring_of_every_kind() -> None:
@@ -21,3 +21,9 @@ def test_dp_by_copies_serves_one_device_after_another() -> None:
     # 4,100 us; by NCCL once
     assert dp_transfer_us(20e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(12_300)
     assert dp_transfer_us(20e6, 1e6, 4, 10.0, peer_copies=False) == pytest.approx(4_100)
+
+
+def test_gloo_reduces_and_scatters_by_an_all_reduce() -> None:
+    assert moved_as("reduce_scatter", "gloo") == "all_reduce"
+    assert moved_as("reduce_scatter", "nccl") == "reduce_scatter"
+    assert moved_as("all_gather", "gloo") == "all_gather"
