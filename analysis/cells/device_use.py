@@ -124,7 +124,7 @@ def flops_per_step(cell: CellView) -> float:
 @DEVICE.column(
     "achieved",
     "flop_rate",
-    "flops_per_step / step_us of one device, in 1e12 FLOPs per second; of traces alone over traced_step_us",
+    "FLOPs of a step over its median time, of one device; of traces alone over the traced step",
 )
 def achieved_tflops(cell: CellView) -> float:
     return quotient(cell.flops_per_step, _used_step_us(cell), NO_STEP) / 1e6
@@ -160,7 +160,7 @@ def cpu_peak_tflops(cell: CellView) -> float:
 @DEVICE.column(
     "of CPU matmul peak",
     "share",
-    "achieved_tflops / cpu_peak_tflops: a share of a measured peak, not the MFU of a specified one",
+    "Achieved over the CPU matmul peak: a share of a measured peak, not the MFU of a specified one",
     needs=_on_cpu,
 )
 def cpu_peak_share(cell: CellView) -> float:
@@ -181,34 +181,36 @@ def _adds_up(cell: CellView) -> None:
 @DEVICE.column(
     "used",
     "points",
-    "Time of those FLOPs at the peak / traced_step_us; this and the columns below add up to 100, the traced step",
+    "Time of those FLOPs at the peak, of 100 of the traced step, to which this and the columns below add up",
     needs=_adds_up,
 )
 def used_points(cell: CellView) -> float:
     return _points(cell, least_us(cell))
 
 
-@DEVICE.column("wait", "points", "exposed_wait_us / traced_step_us", needs=_adds_up)
+@DEVICE.column("wait", "points", "Waiting, of 100 of the traced step", needs=_adds_up)
 def lost_wait_points(cell: CellView) -> float:
     return _points(cell, cell.exposed_wait_us)
 
 
-@DEVICE.column("transfer", "points", "exposed_transfer_us / traced_step_us", needs=_adds_up)
+@DEVICE.column("transfer", "points", "Transfer, of 100 of the traced step", needs=_adds_up)
 def lost_transfer_points(cell: CellView) -> float:
     return _points(cell, cell.exposed_transfer_us)
 
 
-@DEVICE.column("other", "points", "exposed_other_us / traced_step_us", needs=_adds_up)
+@DEVICE.column(
+    "other", "points", "Other exposed communication, of 100 of the traced step", needs=_adds_up
+)
 def lost_other_points(cell: CellView) -> float:
     return _points(cell, cell.exposed_other_us)
 
 
-@DEVICE.column("idle", "points", "idle_us / traced_step_us", needs=_adds_up)
+@DEVICE.column("idle", "points", "Idle, of 100 of the traced step", needs=_adds_up)
 def lost_idle_points(cell: CellView) -> float:
     return _points(cell, cell.idle_us)
 
 
-@DEVICE.column("contention", "points", "contention_us / traced_step_us", needs=_adds_up)
+@DEVICE.column("contention", "points", "Contention, of 100 of the traced step", needs=_adds_up)
 def lost_contention_points(cell: CellView) -> float:
     return _points(cell, cell.contention_us)
 

@@ -250,7 +250,7 @@ def legend(table: EpochTable) -> str:
     return (
         f"N: devices, 4x1 for four nodes with one each. time: of {what}, measured. strong, weak: speedup at the same global "
         "batch, and at the same batch per device (*: one of the two, as the table does not state what its batch_size is). "
-        f"compute: one device's time for its {share}. added: the extra wall time of {what}; low, high: its bounds by the "
+        f"compute: one device's time for its {share}. added: the extra wall time of {what}; between: its bounds by the "
         "resolution of the times. GB/s: bytes that a device must move, divided by the added time; not a link's rate. "
         f"{NA}: unknown; --format json gives each reason."
     )

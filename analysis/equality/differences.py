@@ -136,7 +136,7 @@ def _gradients(process: ProcessData, step: int) -> _Values:
 
 class Tolerances(NamedTuple):
     """Per step, the relative difference that is tolerated and the one measured; `judged` steps can
-    be told from rounding.
+    be distinguished from rounding.
     """
 
     tolerated: dict[What, _Values]

@@ -246,7 +246,7 @@ def _write_traces(report: Report, data: Job, folder: Path) -> None:
 def _write_steps(log: EventLog, data: Job) -> None:
     """Write a series for each repeat, with each timed step at its number.
 
-    Repeats are series of their own, since each one begins at step 0.
+    Each repeat is a series, since each one begins at step 0.
     """
     timed = data.tables.samples.having("measuring_pass", "timed")
     repeats = sorted(set(timed["repeat"].tolist()))

@@ -2,7 +2,7 @@
 
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from dpscope.analysis.costs.calibration_files import calibration_path
 from dpscope.analysis.costs.calibration_fit import (
@@ -29,6 +29,8 @@ from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.files import write_bytes, write_json
 from dpscope.profiling.store.ownership import check_overwritable, is_calibration
+
+_FEWEST_TIMES = 2  # that spread
 
 
 def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, Path]:
@@ -58,9 +60,8 @@ def calibration_answers(calibration: Calibration) -> list[str]:
     """What is printed above the tables: the rate at the largest size of each collective, and whose
     predictions are not reliable.
     """
-    groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
     rates = []
-    for (collective, devices), points in groups.items():
+    for (collective, devices), points in _by_devices(calibration).items():
         # small messages show latency, not the link
         largest = max(points, key=attrgetter("size_bytes"))
         factor = _factor(largest, calibration.backend)
@@ -81,12 +82,17 @@ def calibration_answers(calibration: Calibration) -> list[str]:
     return lines
 
 
+def _by_devices(calibration: Calibration) -> dict[tuple[str, str], list[CalibrationPoint]]:
+    """The points of each collective on as many devices."""
+    return grouped(((point.collective, _devices(point)), point) for point in calibration.points)
+
+
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
     """A table with nccl-tests' columns per collective and device count, the fits, and their
     errors.
     """
-    groups = grouped(((point.collective, _devices(point)), point) for point in calibration.points)
-    chapter, backend = calibration_chapter(calibration), calibration.backend
+    chapter = calibration_chapter(calibration)
+    backend = calibration.backend
     slowest = [fit for fit in calibration.fits if fit.statistic == "slowest"]
     resampled = " and ".join(sorted({fit.interval_source for fit in slowest}))
     fitted = (
@@ -102,14 +108,14 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
             else ""
         ),
     )
-    pieces = [(fit, piece, _factor(fit, backend)) for fit in slowest for piece in fit.pieces]
+    pieces = [(fit, piece) for fit in slowest for piece in fit.pieces]
     timed = [(measured, contention_ratios(measured)) for measured in calibration.contention]
     contention = [(one, what, of(ratios)) for one, ratios in timed for what, of in _SLOWED.items()]
     slowed = (
         "predictions of buckets that overlap use them; computing is matrix products on every rank"
     )
     tables = [
-        *(_samples_table(points, backend, chapter) for points in groups.values()),
+        *(_samples_table(points, backend, chapter) for points in _by_devices(calibration).values()),
         *chapter.tables,
         table_of(
             "Fit t = alpha + S/B, in as many pieces as the sizes support", _PIECES, pieces, fitted
@@ -123,20 +129,19 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
 
 def _devices(timed: CalibrationPoint | CollectiveFit | Contention) -> str:
     """Such as ``16``, or ``2x8`` over several nodes."""
-    return (
-        str(timed.devices)
-        if timed.nodes in (None, 1)
-        else str(Layout(timed.nodes, timed.devices // timed.nodes))
-    )
+    if timed.nodes in (None, 1):
+        return str(timed.devices)
+    per_node = timed.devices // timed.nodes
+    return str(Layout(timed.nodes, per_node))
 
 
 def _factor(timed: CalibrationPoint | CollectiveFit, backend: str | None) -> float | None:
     return bus_factor(moved_as(timed.collective, backend), timed.devices)
 
 
-def _gb_per_s(value: float | None, factor: float | None = 1.0) -> str:
+def _gb_per_s(value: float | None) -> str:
     """Unbounded if the time does not depend on the size."""
-    return "unbounded" if value is None or factor is None else f"{value * factor:.3g}"
+    return "unbounded" if value is None else f"{value:.3g}"
 
 
 _PIECES = (
@@ -156,7 +161,6 @@ _PIECES = (
             f"{_gb_per_s(row[1].bandwidth_low_gb_per_s)} to {_gb_per_s(row[1].bandwidth_high_gb_per_s)}"
         ),
     ),
-    Field("busbw [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s, row[2])),
 )
 _ERRORS = (
     Field("collective", "collective"),
@@ -193,6 +197,14 @@ def _median_us(point: CalibrationPoint) -> float:
     return float(median(point.times_us))
 
 
+def _spread(point: CalibrationPoint) -> float | None:
+    """The interquartile range of the iterations over their median."""
+    if len(point.times_us) < _FEWEST_TIMES:
+        return None
+    first, middle, third = quantiles(point.times_us, n=4, method="inclusive")
+    return (third - first) / middle
+
+
 def _samples_table(
     points: list[CalibrationPoint], backend: str | None, chapter: NcclChapter
 ) -> TextTable:
@@ -212,17 +224,18 @@ def _samples_table(
         Field("time [µs]", lambda point: _time(_median_us(point))),
         Field("algbw [GB/s]", rate),
         Field("busbw [GB/s]", lambda point: rate(point, factor)),
-        Field(
-            "shortest [µs]",
-            lambda point: _time(median(point.shortest_us) if point.shortest_us else None),
-        ),
     ]
     notes = []
+    if first.shortest_us:
+        fields.append(Field("shortest [µs]", lambda point: _time(median(point.shortest_us))))
+        notes.append("shortest: of the fastest rank, as transfers in traces are defined")
     if len(first.times_us) > 1:
+        iterations = counted(len(first.times_us), "iteration")
         notes.append(
-            f"time: median over {counted(len(first.times_us), 'iteration')} of the slowest rank, as in nccl-tests; "
-            "shortest: of the fastest rank, as transfers in traces are defined"
+            f"time: median over {iterations} of the slowest rank, as in nccl-tests; spread: their interquartile range "
+            "over it"
         )
+        fields.append(Field("spread", _spread, "share"))
     if len({point.size_bytes for point in points}) == 1:
         notes.append("no fit, and no prediction from it: a line needs two sizes")
     known = []
@@ -246,10 +259,8 @@ def _time(time_us: float | None) -> str:
     """Four digits, as in nccl-tests."""
     if time_us is None:
         return NA
-    return (
-        f"{time_us:.2f}"
-        if time_us < 100
-        else f"{time_us:.1f}"
-        if time_us < 1e4
-        else f"{time_us:.0f}"
-    )
+    if time_us < 100:
+        return f"{time_us:.2f}"
+    if time_us < 1e4:
+        return f"{time_us:.1f}"
+    return f"{time_us:.0f}"

@@ -46,7 +46,9 @@ _END = re.compile("_(low|high)(?=_|$)")
 _FAMILIES = {
     re.compile("^[a-z]+(?=_of_link$)"): "Each of these bandwidths over the link's specification",
     re.compile("^[a-z]+(?=_of_calibration$)"): "Each of these bandwidths over the calibrated one",
-    re.compile("(?<=^lost_)(?!below)[a-z]+(?=_points$)"): "Each of these parts / traced_step_us",
+    re.compile(
+        "(?<=^lost_)(?!below)[a-z]+(?=_points$)"
+    ): "Each of these parts, of 100 of the traced step",
 }
 """What a row explains of neighbouring columns whose names differ only there."""
 _UNITS = {

@@ -26,7 +26,7 @@ def mistake_of(error: Any, ctx: Any, words: Sequence[str]) -> DpscopeError:
 
 
 def _refused(error: Any, ctx: Any, words: Sequence[str]) -> str:
-    # typer's errors are told apart by what they hold: its classes moved between its versions
+    # typer's errors are distinguished by what they hold: its classes moved between its versions
     parameter = getattr(error, "param", None)
     if parameter is not None:
         return _value_refused(parameter, words, bool(error.message))

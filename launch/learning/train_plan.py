@@ -356,7 +356,12 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
     """Print the cells that are trained, with data and settings, and what remains to be done."""
     config = description.config
     print_left_out((training.planned for training in description.plan), console)
-    headings = ("devices", "global batch", "learning rate", "epochs trained")
+    seeds = counted(len(config.seeds), "seed")
+    epochs = f"{counted(config.epochs, 'epoch')} of {counted(config.workload.samples, 'sample')}"
+    console.print(
+        f"{config.workload.model} on {config.workload.data}, {epochs}, {seeds}.", soft_wrap=True
+    )
+    headings = ("devices", "global batch", "learning rate", "epochs trained, all seeds")
     table = Table(Column("cell", no_wrap=True), *headings)
     for cell in measured_cells(training.planned for training in description.plan):
         jobs = [job for job in description.jobs if job.cell == cell]
@@ -369,10 +374,5 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
             f"{trained} of {config.epochs * len(jobs)}",
         )
     console.print(table)
-    epochs = f"{counted(config.epochs, 'epoch')} of {counted(config.workload.samples, 'sample')}"
-    seeds = counted(len(config.seeds), "seed")
-    console.print(
-        f"{config.workload.model} on {config.workload.data}, {epochs}, {seeds}.", soft_wrap=True
-    )
     print_estimate(description, console)
     print_findings(description.findings, console)

@@ -42,15 +42,15 @@ _encode = msgspec.json.Encoder().encode
 
 @contextmanager
 def kineto_files(
-    exports: Sequence[Path], limits: ReadLimits, beside: Path
+    exports: Sequence[Path], limits: ReadLimits, parent: Path
 ) -> Iterator[tuple[list[Path], list[Finding]]]:
-    """The ranks' files, in a temporary folder `beside`, and the findings on the exports.
+    """The ranks' files, in a temporary folder in `parent`, and the findings on the exports.
 
     Raises DpscopeError where an export cannot be read or a file cannot be written.
     """
     findings: list[Finding] = []
     files: list[Path] = []
-    with TemporaryDirectory(prefix=".tmp-nsys-", dir=beside) as folder:
+    with TemporaryDirectory(prefix=".tmp-nsys-", dir=parent) as folder:
         for export in exports:
             for place, trace in enumerate(read_traces(export, limits)):
                 number = place if trace.rank is None else trace.rank

@@ -2,7 +2,7 @@
 plain or gzipped.
 
 Events are on the common time axis, with ids distinct from other ranks' ids. Many processes write
-the ranks' events, each to a file of its own; joined they are one gzip member: Perfetto reads no
+the ranks' events, each to its own file; joined they are one gzip member: Perfetto reads no
 further than the first.
 """
 

@@ -184,7 +184,7 @@ def _are_not_unique(part: _Part) -> Finding:
     files = f"{counted(len(part), 'file')} ({_files(part)})"
     alike_counts = ", ".join(sorted(alike))
     return TraceCode.SEVERAL_JOBS.finding(
-        f"of {files} {alike_counts} cannot be told apart: nothing recorded shows which are of one job, "
+        f"of {files} {alike_counts} cannot be distinguished: nothing recorded shows which are of one job, "
         "so that each is analysed by itself"
     )
 

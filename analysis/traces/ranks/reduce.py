@@ -64,7 +64,7 @@ def read_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
         raise DpscopeError(
             f"--share auto: none of {named} is set; start dpscope with srun or mpirun, or use --share K/N"
         )
-    # int() refuses thousands of digits with an error of its own
+    # int() refuses thousands of digits with its own error
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     number, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= of:

@@ -214,10 +214,10 @@ class NsysDatabase(AbstractContextManager["NsysDatabase"]):
             yield
         except (sqlite3.Error, OverflowError) as error:
             journals = (f"{self.path.name}{suffix}" for suffix in ("-wal", "-journal"))
-            beside = [name for name in journals if self.path.with_name(name).exists()]
+            next_to = [name for name in journals if self.path.with_name(name).exists()]
             action = f"export it again with `{_EXPORT}`"
-            if beside:
-                action = f"{beside[0]} lies beside it: a program still writes it, or was stopped"
+            if next_to:
+                action = f"{next_to[0]} lies next to it: a program still writes it, or was stopped"
             elif "locked" in str(error):
                 action = "another program writes it: wait for it to end"
             raise DpscopeError(f"cannot read {self.path}: {error}; {action}") from error

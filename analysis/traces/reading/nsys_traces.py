@@ -42,7 +42,7 @@ from dpscope.profiling.store.errors import DpscopeError
 
 FORMAT = "nsys export"
 
-# A thread's number is its process's with 24 bits of its own, and the process's id lies in the 24
+# A thread's number is its process's with 24 more bits, and the process's id lies in the 24
 # above: Serialized process and thread identifiers, in the documentation of nsys's exporter.
 _THREAD_BITS = 24
 _OWN_BITS = (1 << _THREAD_BITS) - 1
@@ -405,7 +405,9 @@ def _members(path: Path, processes: Sequence[_Process]) -> tuple[list[Member], b
 
 def _numbered(path: Path, members: Sequence[Member], communicating: bool) -> Finding:
     """How ranks were numbered that nothing names."""
-    one_each = "record each process in a file of its own that is named after its rank: nsys profile -o rank%q{RANK}"
+    one_each = (
+        "record each process in a file that is named after its rank: nsys profile -o rank%q{RANK}"
+    )
     return TraceCode.RANKS_ASSUMED.finding(
         f"{path} holds {counted(len(members), 'process')} with kernels, and nothing names their "
         "ranks: they are numbered in the order of their ids and taken for all ranks of the job",

@@ -2,7 +2,7 @@
 
 From dpscope's named ranges where a trace has them; else from the names of operators and autograd
 nodes and from the threads that launch: DataParallel scatters, replicates and gathers on the thread
-that called it, runs each replica on a thread of its own, and reduces gradients in the backward node
+that called it, runs each replica on its own thread, and reduces gradients in the backward node
 of its broadcast. Source: torch/nn/parallel/data_parallel.py.
 """
 

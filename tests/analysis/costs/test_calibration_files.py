@@ -3,12 +3,17 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dpscope.analysis.costs.calibration_files import calibration_from_logs, wrong_results
+from dpscope.analysis.costs.calibration_files import (
+    calibration_from_logs,
+    load_calibration,
+    wrong_results,
+)
 from dpscope.analysis.report.calibration import calibration_tables
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.paths import DATA
+from tests.helpers.paths import DATA, ROOT
 
 LOGS = DATA / "nccl_tests"
 
@@ -143,12 +148,21 @@ def test_nodes_are_counted_by_host_and_kept_apart_at_one_count(tmp_path: Path) -
         [write(tmp_path, "".join(f"0: {line}\n" for line in second.splitlines()), "two.log")]
     )
     assert two.nodes == {4: 2}
+    # a log has no iterations, and no fastest rank
+    assert {"spread [%]", "shortest [µs]"}.isdisjoint(calibration_tables(two)[0].headings)
     titles = [table.title for table in calibration_tables(two)]
     # the layout that the rate between nodes and --predict state
     assert titles[0] == "all_reduce on 2x2 devices"
     both = calibration_from_logs([write(tmp_path, text, "one.log"), tmp_path / "two.log"])
     assert both.spans(4) == {1, 2}
     assert {len(both.on_nodes(nodes).points) for nodes in (1, 2)} == {2}
+
+
+def test_the_spread_of_a_size_is_the_interquartile_range_over_the_median() -> None:
+    calibration = load_calibration(ROOT / "examples" / "run_cpu")
+    first, *_ = calibration_tables(calibration)
+    low, middle, high = np.percentile(calibration.points[0].times_us, [25, 50, 75])
+    assert first.values["spread"][0] == pytest.approx((high - low) / middle)
 
 
 # Two jobs, three jobs, cut lists, rows of another job: what a log itself contradicts.
