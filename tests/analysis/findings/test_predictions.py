@@ -63,7 +63,6 @@ def test_a_prediction_that_is_off_names_what_the_run_shows() -> None:
         "40% of communication ran during compute, and in traced steps compute takes 60.0 µs"
     )
     assert f"contention: {overlapped}" in finding.message
-    assert "small messages" not in finding.message
     assert "--overlap off" in finding.next_step
     assert "--" not in finding.advised(in_a_script=True).next_step
     nothing = with_values(
