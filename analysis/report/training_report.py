@@ -15,6 +15,7 @@ from dpscope.analysis.text.terminal import (
     open_in_browser,
     print_findings,
     print_missing,
+    print_sentences,
     print_table,
 )
 from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
@@ -44,7 +45,7 @@ def show_training(
     See `write_training` for the files.
     """
     data = load_training(folder, target_accuracy)
-    console.print(training_answer(data), highlight=False, markup=False)
+    print_sentences(console, [training_answer(data)])
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
