@@ -30,6 +30,7 @@ def test_it_lists_and_writes(run: Path) -> None:
     assert list(Path().iterdir()) == [Path("mine")]
     written = CliRunner().invoke(app, ["bundle", "mine"])
     assert "Written: mine-bundle.zip" in written.output
+    assert "To read it: unzip mine-bundle.zip, then dpscope analyze mine" in written.output
     assert written.output.startswith(listed.output.rstrip())
 
 
