@@ -80,6 +80,7 @@ def test_it_moves_computed_bytes_trains_as_one_device_does_and_goes_on_from_whol
 
 
 SHARDED = "sharded (FSDP- or ZeRO-like)"
+NOT_SHOWN = "no DDP shown: nothing is all-reduced by the backward pass alone"
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,15 @@ SHARDED = "sharded (FSDP- or ZeRO-like)"
     [
         ("data_parallel/shapes", "DDP-like; seen"),
         ("data_parallel/plain", "DDP-like; seen"),
-        ("tensor_parallel/shapes", "no DDP: nothing is all-reduced by the backward pass alone"),
-        ("tensor_parallel/plain", "DDP-like or tensor-parallel: the sizes"),
+        ("tensor_parallel/shapes", NOT_SHOWN),
+        ("tensor_parallel/plain", NOT_SHOWN),
         ("fully_sharded/shapes", f"{SHARDED}; seen"),
         ("fully_sharded/plain", f"{SHARDED}; seen"),
         ("hybrid/shapes", f"{SHARDED}, with all-reduces of gradients in the backward pass; seen"),
         ("replicated_unequal/shapes", "DDP-like; seen"),
         ("layers_equal/shapes", "DDP-like; seen"),
         ("layers_equal/plain", "DDP-like; seen"),
-        ("averaged_by_hand/shapes", "unknown: it all-reduces after the backward pass"),
+        ("averaged_by_hand/shapes", NOT_SHOWN),
     ],
 )
 @pytest.mark.usefixtures("job")

@@ -165,7 +165,7 @@ _NOTHING_LAUNCHES = (
     "unknown: nothing in the trace launches its all-reduces (replayed graphs have no operators)"
 )
 _NO_GRADIENTS = (
-    "no DDP: nothing is all-reduced by the backward pass alone (tensor-parallel, gradients averaged after "
+    "no DDP shown: nothing is all-reduced by the backward pass alone (tensor-parallel, gradients averaged after "
     "the backward pass, or metrics)"
 )
 _SHARDED_FORWARD = ", and reduce-scatters that the forward pass asks for too (sequence-parallel, or sharded embeddings)"

@@ -16,7 +16,7 @@ from tests.helpers.made_traces import Event, event, operator, record, step
 
 NAMED = {
     "tensor_data_parallel": "DDP-like, and all-reduces of activations (tensor-parallel)",
-    "tensor_parallel": "no DDP: nothing is all-reduced by the backward pass alone",
+    "tensor_parallel": "no DDP shown: nothing is all-reduced by the backward pass alone",
     "fully_sharded": "sharded (FSDP- or ZeRO-like); seen",
     "dlrm": "DDP-like, with all-to-alls",
     "pipeline": "not DDP: it all-reduces no gradients, but sends and receives",
@@ -102,11 +102,11 @@ def test_equal_layers_whose_last_is_reduced_after_the_backward_pass(tmp_path: Pa
     [
         (
             [*requested("allreduce", FORWARD, BACKWARD)],
-            "no DDP: nothing is all-reduced by the backward pass alone",
+            "no DDP shown: nothing is all-reduced by the backward pass alone",
         ),
         (
             [*requested("allreduce", AFTER, AFTER + 4)],
-            "no DDP: nothing is all-reduced by the backward pass alone",
+            "no DDP shown: nothing is all-reduced by the backward pass alone",
         ),
         (
             [*requested("allreduce", BACKWARD), *requested("allreduce", AFTER, size=1)],
