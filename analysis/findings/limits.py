@@ -46,24 +46,10 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
     if noise is not None:
         yield _limit("NOISY FIT", noise.message, basis=_CALIBRATED)
     yield from _too_few_cores(run)
-    yield from _of_scripts(run, comparison)
-
-
-def _of_scripts(run: RunData, comparison: Comparison) -> Iterator[Fact]:
-    """What was only inferred of a script, and how its steps repeat."""
     batches = ", ".join(comparison.batches_seen)
     if batches:
-        yield _limit(
-            "BATCH", f"{batches} per device, inferred from the model's calls (or set --batch-size)"
-        )
-    cycles = {data.cycle for data in run.measured}
-    longer = sorted(cycles - {1})
-    if longer:
-        many = " and ".join(map(str, longer))
-        yield _limit(
-            "CYCLES",
-            f"the script's steps repeat in cycles of {many}: times are means over whole cycles",
-        )
+        source = "inferred from the model's calls (or set --batch-size)"
+        yield _limit("BATCH", f"{batches} per device, {source}")
 
 
 def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
@@ -78,7 +64,11 @@ def _missing(run: RunData) -> Iterator[str]:
 
 
 def _too_few_cores(run: RunData) -> Iterator[Fact]:
-    cores_by_reason = grouped((data.no_scaling, data.cores) for data in on_shared_cores(run))
+    """That cells' processes shared cores, and what to use instead; cells with one reason are named
+    once.
+    """
+    crowded = [(data.no_scaling, data.cores) for data in on_shared_cores(run)]
+    cores_by_reason = grouped(crowded)
     for why, (cores, *_) in cores_by_reason.items():
         remedy = "use more cores"
         if cores is not None and cores > 1:
@@ -91,9 +81,10 @@ def _drifts(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> It
     for finding in round_drift(run):
         yield finding.message
     for row, data in _with_baselines(run, comparison, case):
-        for finding in (*data.findings, *tracing_findings(row)):
-            if finding.code == RunCode.DRIFT.code:
-                yield finding.message
+        findings = [*data.findings, *tracing_findings(row)]
+        drifts = (finding for finding in findings if finding.code == RunCode.DRIFT.code)
+        for drift in drifts:
+            yield drift.message
 
 
 def round_drift(run: RunData) -> Iterator[Finding]:
@@ -101,7 +92,9 @@ def round_drift(run: RunData) -> Iterator[Finding]:
     drift = run.spreads.step.drift
     if drift is None:
         return
-    change = drift.slope * (len(run.measured) - 1)  # a logarithm
+    # the slope is the logarithm of the ratio between neighbours of a round
+    cells_after_first = len(run.measured) - 1
+    change = drift.slope * cells_after_first
     share = percent(abs(np.expm1(change)))
     direction = "longer" if change > 0 else "shorter"
     yield RunCode.DRIFT.finding(
@@ -116,7 +109,8 @@ def _with_baselines(
 ) -> Iterator[tuple[CellRow, Job]]:
     """The case's cells after the single devices that they are compared with."""
     batches = {row.batch_size for row in case}
-    singles = [row for row in timed_rows(comparison) if traits_of(row.strategy).baseline]
+    timed = timed_rows(comparison)
+    singles = [row for row in timed if traits_of(row.strategy).baseline]
     baselines = [row for row in singles if row.batch_size in batches]
     for row in (*baselines, *case):
         yield row, run.cells[row.cell]
@@ -135,8 +129,8 @@ def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> lis
         shortest, longest = min(medians), max(medians)
         if longest > REPEATS_APART * shortest:
             scale = Scale(medians)
-            ends = f"{scale.number(shortest)} to {scale.time(longest)}"
-            noisy.append(f"{row.cell} {ends}")
+            low, high = scale.number(shortest), scale.time(longest)
+            noisy.append(f"{row.cell} {low} to {high}")
     return noisy
 
 

@@ -276,8 +276,7 @@ def _findings_over_repeats(job: Job) -> Iterator[Finding]:
         wait_us for waits in job.step_samples("data_wait_us", "traced") for wait_us in waits
     ]
     recorded = bool(waits_us) and not any(map(math.isnan, waits_us))
-    if job.cycle == 1:
-        yield from far_longer_steps(job.tables.steps, job.name)
+    yield from far_longer_steps(job.tables.steps, job.name)
     wait_us = statistics.fmean(waits_us) if recorded else None
     yield from idle_findings(job.tables.steps, job.name, wait_us, job.communication_known)
 

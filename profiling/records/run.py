@@ -355,9 +355,6 @@ class AttachedProcess(Stored, frozen=True):
     cell: Cell
     reduction_known: bool  # whether the strategy's traffic follows from the model's sizes
     batch_known: bool = True  # else each step counts as one sample per device
-    # in folders of earlier versions: steps after which the script does the same again; a timed
-    # sample is their mean
-    cycle: int = 1
     # why DDP's counters were not saved; None if they should exist
     counters_missing: str | None = None
     # checksum of its first inputs; None if they are constant or have no tensor

@@ -55,27 +55,6 @@ def test_contention_of_the_a100_trace(a100: Job) -> None:
     assert list(states("measures.md", stated)) == []
 
 
-def test_the_worked_example_of_collectives(a100: Job) -> None:
-    """Seven kernels of step 4, their sums, and those of the step."""
-    names = {"all_reduce": "AllReduce", "broadcast": "Broadcast"}
-    kernels = a100.collectives[a100.collectives["step"] == 4]
-    rows = [
-        f"| {names[one['kind']]} | {one['bytes']:,.0f} | {one['start_us']:,.3f} | {one['duration_us']:,.3f} |"
-        for one in kernels.to_dict("records")
-    ]
-    assert len(rows) == 7
-    (step,) = a100.steps[a100.steps["step"] == 4].to_dict("records")
-    first = kernels[kernels["kind"] == "all_reduce"].iloc[0]
-    moved = kernels.loc[kernels["kind"] == "all_reduce", "bytes"].sum()
-    sums = (
-        f"the sum of the durations, {step['communication_us']:,.3f}; hidden is the sum of the last column, "
-        f"{step['hidden_us']:,.3f}; exposed is the difference, {step['exposed_us']:,.3f}. The all-reduces move "
-        f"{moved:,.0f} bytes",
-        f"{first['bytes']:,.0f} B / {first['duration_us']:,.3f} µs = {first['bytes'] / first['duration_us'] / 1e3:.3f} GB/s",
-    )
-    assert list(states("measures.md", *rows, *sums)) == []
-
-
 def test_errors_of_the_fits_of_nccl_tests_logs() -> None:
     logs = sorted((DATA / "nccl_tests").glob("*.log"))
     calibration = calibration_from_logs(logs)

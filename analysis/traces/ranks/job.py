@@ -261,12 +261,6 @@ class Job:
         return samples
 
     @property
-    def cycle(self) -> int:
-        """Steps after which a script does the same again: times are means over whole cycles."""
-        attached = [rank.attached for _, rank in self.ranks if rank.attached is not None]
-        return max((script.cycle for script in attached), default=1)
-
-    @property
     def batch_text(self) -> str:
         """The batch per device, or its range over the ranks of a script."""
         devices = self.devices // self.processes
@@ -349,7 +343,7 @@ class Job:
         """Traced steps that averages are of; of traces alone without a complete window, from their
         first event.
         """
-        whole = whole_steps(self.tables.steps, alike=self.cycle == 1)
+        whole = whole_steps(self.tables.steps)
         if self.plan is None:
             return whole
         return whole.take(~whole.truths("partial_window", missing=True))
@@ -370,7 +364,7 @@ class Job:
     def traced_ledger(self) -> Ledger | None:
         """Where a whole traced step goes, without intervals; None without such a step."""
         ledger = ledger_of(self.whole_windows, self.tables.exposed_parts)
-        if ledger is None or self.cycle > 1:
+        if ledger is None:
             return ledger
         return replace(ledger, left_out_steps=far_longer_count(self.tables.steps))
 

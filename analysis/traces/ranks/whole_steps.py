@@ -22,15 +22,12 @@ TIMES_AS_MANY = 2.0
 FEWEST_STEPS = 3  # whole windows: of two none is the usual one
 
 
-def whole_steps(steps: Table, alike: bool = True) -> Table:
-    """Steps with a complete window that are not `far_longer`; all of them if no window is complete.
-
-    Where steps are known not to be `alike`, as in a cycle of them, none is too long.
-    """
+def whole_steps(steps: Table) -> Table:
+    """Steps with a complete window that are not `far_longer`; all of them if no window is complete."""
     whole = _whole(steps)
     if not whole.any():
         return steps
-    return steps.take(whole & ~far_longer(steps) if alike else whole)
+    return steps.take(whole & ~far_longer(steps))
 
 
 def far_longer(steps: Table) -> BoolColumn:

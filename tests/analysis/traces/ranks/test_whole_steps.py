@@ -12,10 +12,9 @@ from dpscope.analysis.output.traces_screen import ReadJob
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import far_longer, far_longer_count, whole_steps
 from dpscope.analysis.traces.reading.table import Table
-from dpscope.profiling.records.run import AttachedProcess, Cell
 from tests.helpers.known import known
 from tests.helpers.paced_ranks import paced
-from tests.helpers.run_cells import cell_data, traced_table, with_ranks
+from tests.helpers.run_cells import traced_table
 
 EVEN = (40.0, 40.0)
 
@@ -98,14 +97,3 @@ def test_a_step_is_left_out_on_every_rank() -> None:
     lengths[5] = 12.0
     table = table.assign(step_us=lengths)
     assert table["step"][far_longer(table)].tolist() == [1, 1]
-
-
-def test_steps_of_a_cycle_all_count() -> None:
-    """Every fifth step of a script is known to take longer: a mean over the cycle holds it."""
-    cell = Cell("ddp", 2, 8)
-    data = cell_data(cell, [[10.0] * 5], steps(10, 10, 10, 10, 60))
-    assert data.whole_windows.mean("step_us") == 10
-    assert known(data.traced_ledger).left_out_steps == 1
-    in_cycles = with_ranks(data, attached=AttachedProcess(cell=cell, reduction_known=True, cycle=5))
-    assert in_cycles.whole_windows.mean("step_us") == 20
-    assert known(in_cycles.traced_ledger).left_out_steps == 0
