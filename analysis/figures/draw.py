@@ -137,9 +137,10 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "what_if",
         lambda of: efficiency_figure(of.efficiencies),
         "Predicted efficiency on more devices",
-        "Replayed from the cell that the legend names, with a 90% band; above 100% it is the noise of "
-        "the measured steps.",
+        "Replayed from the cell that the legend names; above 100% it is the noise of the measured "
+        "steps.",
         {"measured": "Circles: that cell and others of its batch and options, as measured."},
+        whiskers="90% bands of the predictions",
     ),
 )
 _SEEDS = {

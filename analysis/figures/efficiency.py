@@ -28,14 +28,20 @@ class Efficiencies(NamedTuple):
 
 
 def efficiency_figure(of: Efficiencies) -> "Figure | None":
-    """A line of predictions with their band, and the measured points; None without predictions."""
+    """Predictions with their bands as whiskers, and the measured points; None without predictions."""
     if not of.predicted:
         return None
     drawn, (axes,) = new_figure(rows=9)
     devices, *shares = np.array(of.predicted, dtype=float).T
     middle, low, high = (100 * share for share in shares)
-    axes.fill_between(devices, low, high, alpha=0.25, linewidth=0)
-    axes.plot(devices, middle, marker=".", label=f"predicted from {literal(of.base)}, 90% band")
+    axes.errorbar(
+        devices,
+        middle,
+        yerr=[middle - low, high - middle],
+        marker=".",
+        capsize=3,
+        label=f"predicted from {literal(of.base)}",
+    )
     if of.measured:
         counts, reached = np.array(of.measured, dtype=float).T
         axes.plot(counts, 100 * reached, "o", color="black", fillstyle="none", label="measured")

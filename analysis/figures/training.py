@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from dpscope.analysis.figures.style import COLOURS, WIDTH
 from dpscope.analysis.training.data import TrainedCell, TrainingData
@@ -75,16 +75,24 @@ def _curves(data: TrainingData, panels: Mapping[str, _Value]) -> Figure | None:
             _draw_cell(right, cell.name, times_s, values, style)
         left.set_ylabel(label)
         left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        ratio = max(drawn, default=0.0) / min(drawn, default=1.0)
-        if "loss" in label and ratio >= _DECADE:
-            left.set_yscale("log")
-            left.yaxis.set_major_formatter("{x:g}")
+        smallest = min(drawn, default=1.0)
+        largest = max(drawn, default=1.0)
+        if "loss" in label and largest >= _DECADE * smallest:
+            _make_logarithmic(left)
     if len(trainings) > len(data.trained):
         # of whatever cell
         left.plot([], [], color="black", linewidth=_THIN, label=SEED)
     left.set_xlabel("epochs trained")
     right.set_xlabel("training time [s], without evaluation")
     return figure
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    """The values, labelled by plain numbers: 0.3, 1, 3, ..."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _values(epochs: Sequence[Epoch], value: _Value) -> list[float]:

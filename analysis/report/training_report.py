@@ -20,7 +20,7 @@ from dpscope.analysis.text.terminal import (
 )
 from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
 from dpscope.analysis.text.units import NA, show_moment
-from dpscope.analysis.training.answer import training_answer
+from dpscope.analysis.training.answer import next_action, training_answer
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
@@ -45,13 +45,14 @@ def show_training(
     See `write_training` for the files.
     """
     data = load_training(folder, target_accuracy)
-    print_sentences(console, [training_answer(data)])
+    findings = training_findings(data)
+    print_sentences(console, [training_answer(data), *next_action(findings)])
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
     unknown = [one for table in shown for one in table.unknown]
     print_missing(console, reasons(unknown))
-    print_findings(console, findings := training_findings(data))
+    print_findings(console, findings)
     path = write_training(data, figure_formats)
     console.print(f"\nReport: {path}", highlight=False, soft_wrap=True)
     if open_page:

@@ -1,6 +1,7 @@
 """What trainings answer, in one line: do accuracy and loss stay the same, and is an epoch faster?"""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.stats.samples import Verdict
 from dpscope.analysis.text.units import NA, Unit, show
@@ -13,7 +14,7 @@ from dpscope.analysis.training.seed_statistics import (
     final_accuracy,
     final_loss,
 )
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.finding import Finding, counted
 
 _PERCENT = Unit("%", 1.0, 2)
 _ANSWERS: dict[Verdict, str] = {
@@ -71,3 +72,11 @@ def _seeds(difference: CellDifference) -> str:
     if difference.spread_points is None:
         seeds += f", {FEWEST_SEEDS} are needed"
     return seeds
+
+
+def next_action(findings: Sequence[Finding]) -> Iterator[str]:
+    """What the first error or warning asks for."""
+    for finding in findings:
+        if finding.severity != "info":
+            yield f"NEXT: {finding.next_step}"
+            return

@@ -4,9 +4,16 @@ from collections.abc import Iterator
 
 from dpscope.analysis.stats.samples import Verdict
 from dpscope.analysis.training.data import TrainingData, failure
-from dpscope.analysis.training.seed_statistics import FEWEST_SEEDS, CellDifference, differences
+from dpscope.analysis.training.seed_statistics import (
+    FEWEST_SEEDS,
+    CellDifference,
+    differences,
+    last_rise_points,
+)
 from dpscope.profiling.records.finding import Finding, Severity, counted
 from dpscope.profiling.records.learning_codes import LearningCode
+
+_STILL_LEARNING_POINTS = 1.0  # by which accuracy rises in an epoch of an unfinished training
 
 
 def training_findings(data: TrainingData) -> list[Finding]:
@@ -16,6 +23,7 @@ def training_findings(data: TrainingData) -> list[Finding]:
         *_failed(data),
         *_incomplete(data),
         *_diverged(data),
+        *_still_learning(data),
         *_few_seeds(data),
         *_differences(data),
     ]
@@ -58,6 +66,15 @@ def _diverged(data: TrainingData) -> Iterator[Finding]:
                         about=f"{cell.name}, seed {training.seed}",
                     )
                     break
+
+
+def _still_learning(data: TrainingData) -> Iterator[Finding]:
+    for cell in data.trained:
+        rise_points = last_rise_points(cell)
+        if rise_points is not None and rise_points >= _STILL_LEARNING_POINTS:
+            yield LearningCode.STILL_LEARNING.finding(
+                f"test accuracy rose by {rise_points:.1f} points in the last epoch", about=cell.name
+            )
 
 
 def _few_seeds(data: TrainingData) -> Iterator[Finding]:

@@ -37,6 +37,18 @@ def final_accuracy(cell: TrainedCell) -> Range:
     return median_range([training.epochs[-1].test_accuracy for training in cell.complete])
 
 
+def last_rise_points(cell: TrainedCell) -> float | None:
+    """By how much the last epoch raised test accuracy, median over complete trainings; None where
+    these have one epoch.
+    """
+    rises = []
+    for training in cell.complete:
+        if len(training.epochs) > 1:
+            before, last = training.epochs[-2:]
+            rises.append(last.test_accuracy - before.test_accuracy)
+    return median_range(rises).value
+
+
 def final_loss(cell: TrainedCell) -> float | None:
     """Median test loss after the last epoch; unknown where one seed's is not finite."""
     losses = [training.epochs[-1].test_loss for training in cell.complete]

@@ -34,7 +34,7 @@ _VERDICTS = {
     "no_difference_shown": "not significant",
     "above": "higher",
     "below": "lower",
-    "too_few_samples": "unknown",
+    "too_few_samples": "undecided",
 }
 
 
@@ -54,7 +54,11 @@ def _with_range(
 
 
 def _range(name: str, values: Range) -> dict[str, float | None]:
-    return {name: values.value, f"{name}_min": values.smallest, f"{name}_max": values.largest}
+    """A single value has no range."""
+    smallest = largest = None
+    if values.count > 1:
+        smallest, largest = values.smallest, values.largest
+    return {name: values.value, f"{name}_min": smallest, f"{name}_max": largest}
 
 
 _MEDIAN = "Median test accuracy over seeds, after the last epoch"
@@ -79,7 +83,8 @@ _ACCURACY = (
 def accuracy_table(data: TrainingData) -> TextTable:
     """A row per cell: its accuracy over seeds."""
     best = (
-        "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch"
+        "best: highest of any epoch, so selected on the test data; accuracy: after the last epoch; "
+        "a single seed has no range"
     )
     unknown = [Unknown(cell.missing, "", cell.name) for cell in data.cells if not cell.trainings]
     return table_of(
@@ -160,7 +165,8 @@ def target_table(data: TrainingData) -> TextTable | None:
         fields,
         [asdict(time) | _range("time_s", time.train_s) for time in times],
         [
-            "up to and including the first epoch that reached it, without evaluation; median and range over seeds"
+            "up to and including the first epoch that reached it, without evaluation; median and range over "
+            "seeds, of a single seed none"
         ],
         (Unknown(time.reason, "epoch, time", time.cell) for time in times if time.reason),
     )

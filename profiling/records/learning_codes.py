@@ -24,6 +24,12 @@ class LearningCode(FindingCode):
         action="lower the learning rate (--lr), warm it up (--warmup-epochs), or use bf16 instead "
         "of fp16",
     )
+    STILL_LEARNING = Code(
+        "warning",
+        meaning="Test accuracy rose by a point or more in the last epoch, so the accuracies are not "
+        "those of a finished training.",
+        action="train for more epochs (--epochs)",
+    )
     FEW_SEEDS = Code(
         "warning",
         meaning="Too few seeds to show how much accuracy varies by chance, so no difference is "

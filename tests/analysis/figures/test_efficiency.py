@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 
 from dpscope.analysis.figures.efficiency import Efficiencies, efficiency_figure
 from tests.helpers.known import known
@@ -9,18 +10,22 @@ from tests.helpers.known import known
 POINTS = [(2, 0.8, 0.64, 0.9), (8, 0.8, 0.64, 0.9)]
 
 
-def test_a_line_with_its_band_and_the_measured_points() -> None:
-    figure = known(efficiency_figure(Efficiencies("ddp-d2-b8", POINTS, [(2, 0.8), (4, 0.5)])))
-    lines = {
-        str(line.get_label()): np.asarray(line.get_xydata()).tolist()
-        for line in figure.axes[0].get_lines()
-    }
-    assert lines == {
-        "predicted from ddp-d2-b8, 90% band": [[2, 80], [8, 80]],
-        "measured": [[2, 80], [4, 50]],
-    }
-    heights = np.asarray(figure.axes[0].collections[0].get_paths()[0].vertices)[:, 1]
-    assert [heights.min(), heights.max()] == pytest.approx([64, 90])
+@pytest.mark.parametrize("predicted", [POINTS, POINTS[1:]])
+def test_predictions_have_whiskers_and_measured_points_none(
+    predicted: list[tuple[int, float, float, float]],
+) -> None:
+    """Also a single prediction."""
+    figure = known(efficiency_figure(Efficiencies("ddp-d2-b8", predicted, [(2, 0.8), (4, 0.5)])))
+    (axes,) = figure.axes
+    (drawn,) = axes.containers
+    assert isinstance(drawn, ErrorbarContainer)
+    assert drawn.get_label() == "predicted from ddp-d2-b8"
+    line, _, (bars,) = drawn.lines
+    assert np.asarray(line.get_xydata()).tolist() == [[count, 80] for count, *_ in predicted]
+    for bar in bars.get_segments():
+        assert bar[:, 1] == pytest.approx([64, 90])
+    (measured,) = [line for line in axes.get_lines() if line.get_label() == "measured"]
+    assert np.asarray(measured.get_xydata()).tolist() == [[2, 80], [4, 50]]
 
 
 def test_what_makes_predictions_too_good_is_the_title() -> None:
