@@ -53,6 +53,8 @@ class Situation:
     add_baseline: str | None = None  # how, where the cell was not compared with one device
     noisy: bool = False  # repeats differ so much that this limits all facts
     incomplete: bool = False  # planned repeats were not measured
+    # too few repeats or steps to judge the parts of the cell's steps
+    without_interval: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ class Action:
     def share(self) -> float:
         return self.time_us / self.step_us
 
-    @property
-    def line(self) -> str:
+    def line(self, without_interval: bool) -> str:
         """What it is about, and the advice."""
         part = capital(self.part)
         if not self.is_significant:
@@ -100,6 +101,8 @@ class Action:
         step = scale.time(self.step_us)
         share = percent(self.share)
         of_step = f"{own} of {step}, {share}"
+        if without_interval:
+            of_step = f"{of_step}; not judged: no interval"
         return f"{part} ({of_step}): {self.advice}"
 
 
@@ -128,6 +131,8 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     if situation.add_baseline is not None:
         lines.insert(0, capital(situation.add_baseline))
     if situation.incomplete:
+        if traits_of(situation.chosen.strategy).stands_for:
+            lines.clear()  # nothing is to be done about a stand-in
         lines.insert(0, RUN_AGAIN)
     elif situation.more_repeats is not None:
         option = f"--repeats {situation.more_repeats}"
@@ -167,7 +172,7 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
     actions = sorted(
         _actions(rows, situation), key=lambda action: (not action.is_shown, -action.time_us)
     )
-    if not actions:
+    if not _shows_parts(chosen, actions):
         return _said("Measure the cell again: its trace does not show where the step's time goes")
     first = actions[0]
     if first.time_us <= 0:
@@ -183,9 +188,18 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
         )
     else:
         named += [second for second in actions[1:2] if second.time_us >= _AS_MUCH * first.time_us]
-        lines = tuple(action.line for action in named)
+        lines = tuple(action.line(situation.without_interval) for action in named)
     parts = tuple(action.part for action in named)
     return Next(Fact("next", "NEXT", lines, first.basis), parts, first.time_us)
+
+
+def _shows_parts(chosen: CellRow, actions: Sequence[Action]) -> bool:
+    """Whether the traces show what could be removed: a notable part, or that there is none."""
+    if not actions:
+        return False
+    ledger = chosen.ledger
+    communication_known = ledger is not None and ledger.exposed_us is not None
+    return communication_known or actions[0].share >= NOTABLE_SAVING
 
 
 def _said(line: str, basis: str = "not measured") -> Next:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
-from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing, without_interval
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import beside, show_bytes
@@ -63,6 +63,8 @@ def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
     bounds = ledger.intervals.get("exposed")
     if bounds is not None:
         exposed = f"{exposed} ({scale.ends(bounds)})"
+    elif without_interval(ledger):
+        exposed = f"{exposed} (no interval)"
     share = percent(exposed_us / ledger.traced_step_us)
     step = _traced_step(ledger, scale)
     return f"communication takes {exposed} of {step}, {share}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.messages import SMALL, Messages
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
@@ -40,6 +41,15 @@ def slowed_by_tracing(row: CellRow) -> float | None:
     unknown.
     """
     return row.tracer_cost if row.tracer_cost is not None and row.tracer_cost > SLOWED else None
+
+
+def without_interval(ledger: Ledger | None) -> bool:
+    """Whether a cell of a run shows exposed communication, and has too few repeats or steps for its
+    interval. Traces alone are no repeats.
+    """
+    if ledger is None or ledger.tracer_us is None or not ledger.exposed_us:
+        return False
+    return "exposed" not in ledger.intervals
 
 
 def fewer_messages(messages: Messages) -> str:

@@ -58,7 +58,8 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
 
 def _missing(run: RunData) -> Iterator[str]:
     """The repeats of planned cells that are missing."""
-    for repeats, names in missing_repeats(run).items():
+    alike = grouped((repeats, name) for name, repeats in missing_repeats(run).items())
+    for repeats, names in alike.items():
         cells = listed(names, _NAMED)
         yield f"{cells}: {repeats}"
 

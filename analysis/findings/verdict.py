@@ -26,7 +26,7 @@ from dpscope.analysis.findings.facts import (
     percent,
 )
 from dpscope.analysis.findings.gains import Gain, gain_of, no_baseline
-from dpscope.analysis.findings.ledger_text import slowed_by_tracing
+from dpscope.analysis.findings.ledger_text import slowed_by_tracing, without_interval
 from dpscope.analysis.findings.limits import MISSING, NOISY, limits, on_shared_cores, timed_rows
 from dpscope.analysis.findings.shortcuts import shortcuts_fact
 from dpscope.analysis.findings.trace_limits import NAMED_FILES, limits_of_traces
@@ -233,6 +233,7 @@ def _situation(
         late = _notable_late(data, chosen.ledger)
     shown = None if gain is None else _direction(gain)
     undecided = gain is not None and shown not in ("above", "below")
+    not_judged = without_interval(chosen.ledger)
     return Situation(
         chosen,
         late,
@@ -241,9 +242,10 @@ def _situation(
         data.last_rank,
         comparison.knows_options,
         slower=shown == "below",
-        more_repeats=_more_repeats(run) if undecided or noisy else None,
+        more_repeats=_more_repeats(run) if undecided or noisy or not_judged else None,
         noisy=noisy,
         incomplete=MISSING in limit_labels,
+        without_interval=not_judged,
         launch_bound=any(finding.code == TraceCode.LAUNCH_BOUND.code for finding in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
         add_baseline=_add_baseline(run, comparison, chosen) if gain is None else None,

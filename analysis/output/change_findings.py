@@ -6,7 +6,7 @@ import msgspec
 
 from dpscope.analysis.findings.run_findings import recorded_findings
 from dpscope.analysis.runs.compare import TRACED_STEP, Change, Outcome, parts_of_one
-from dpscope.analysis.runs.run_data import RunData, measured_repeats
+from dpscope.analysis.runs.run_data import RunData, measured_repeats, missing_repeats
 from dpscope.analysis.runs.traffic_check import MEASURE_AGAIN
 from dpscope.analysis.text.units import show_share
 from dpscope.analysis.traces.ranks.job import Job
@@ -145,8 +145,9 @@ def lost_repeats(run: RunData, other: RunData) -> dict[str, list[Finding]]:
     if run.recorded is None:
         return {}
     cells = {data.name for data in other.measured}
+    missing = missing_repeats(run)
     lost = {}
-    for name, count in measured_repeats(run).items():
+    for name in measured_repeats(run):
         if name not in cells:
             continue
         job = run.cells[name]
@@ -154,19 +155,16 @@ def lost_repeats(run: RunData, other: RunData) -> dict[str, list[Finding]]:
             finding for finding in job.findings if finding.code == RunCode.REPEATS_MISSING.code
         ]
         if not lacking:
-            lacking = list(_fewer_than_planned(run.recorded, job, count))
+            lacking = list(_fewer_than_planned(run.recorded, job, missing.get(name)))
         if lacking:
             lost[name] = lacking
     return lost
 
 
-def _fewer_than_planned(manifest: Manifest, job: Job, count: int) -> Iterator[Finding]:
+def _fewer_than_planned(manifest: Manifest, job: Job, repeats: str | None) -> Iterator[Finding]:
     measurement = manifest.config.measurement
-    planned = manifest.repeats_by_cell.get(job.name, measurement.repeats)
-    if count < planned:
-        repeats = counted(planned, "repeat")
-        measured = f"{count} of {repeats} measured"
-        yield RunCode.REPEATS_MISSING.finding(measured, about=job.name)
+    if repeats is not None:
+        yield RunCode.REPEATS_MISSING.finding(f"{repeats} measured", about=job.name)
     timed = job.tables.samples.having("measuring_pass", "timed")
     if measurement.steps is None or not len(timed) or job.rank.attached is not None:
         return

@@ -422,33 +422,33 @@ def repeats_text(run: RunData) -> str:
     return f"{min(counts)} to {counted(max(counts), 'repeat')}"
 
 
-def missing_repeats(run: RunData) -> dict[str, list[str]]:
-    """The cells with fewer repeats than planned, by what they have, such as ``0 of 5 repeats``.
-
-    Begun, finished or not, are the most repeats of any cell. That is not the plan's number: cells
-    measured by hand follow none.
+def planned_repeats(run: RunData) -> dict[str, int]:
+    """Of each cell, by its name. The plan of a script's run counts none: there they are the most
+    that any cell began, finished or not.
     """
-    counts = measured_repeats(run)
-    most = max(counts.values())
-    for name in run.cells:
-        folders = (run.path / "cells" / name).glob("repeat*")
-        numbers = [path.name.removeprefix("repeat") for path in folders]
-        begun = [number for number in numbers if number.isdigit()]
-        most = max(most, len(begun))
-    fewer: dict[str, list[str]] = {}
-    for name, count in counts.items():
-        planned = run.manifest.repeats_by_cell.get(name, most)
-        if count < planned:
-            fewer.setdefault(f"{count} of {counted(planned, 'repeat')}", []).append(name)
-    return fewer
+    manifest = run.manifest
+    planned = manifest.config.measurement.repeats
+    if manifest.script is not None:
+        planned = max(len(run.folder.repeats(job.cell)) for job in run.cells.values())
+    return {name: manifest.repeats_by_cell.get(name, planned) for name in run.cells}
+
+
+def missing_repeats(run: RunData) -> dict[str, str]:
+    """Of the cells with fewer repeats than planned what they have, such as ``0 of 5 repeats``."""
+    planned = planned_repeats(run)
+    missing = {}
+    for name, count in measured_repeats(run).items():
+        if count < planned[name]:
+            missing[name] = f"{count} of {counted(planned[name], 'repeat')}"
+    return missing
 
 
 def repeat_findings(run: RunData) -> Iterator[Finding]:
     """Findings about missing repeats, and about runs of a single repeat."""
-    fewer = missing_repeats(run)
-    for repeats, names in fewer.items():
-        yield RunCode.REPEATS_MISSING.finding(f"{repeats} measured", about=", ".join(names))
-    if max(measured_repeats(run).values()) == 1 and not fewer:
+    missing = missing_repeats(run)
+    for name, repeats in missing.items():
+        yield RunCode.REPEATS_MISSING.finding(f"{repeats} measured", about=name)
+    if max(measured_repeats(run).values()) == 1 and not missing:
         unknown = "the spread between repeats is unknown, so no comparison has an interval"
         yield RunCode.FEW_SAMPLES.finding(
             f"one repeat of each cell: {unknown}", "measure with --repeats 2 or more"

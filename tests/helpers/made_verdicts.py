@@ -100,7 +100,11 @@ def answer(
         name: planned_job(cell).with_findings(*(findings or {}).get(name, ()))
         for name, cell in planned.items()
     }
-    manifest = msgspec.structs.replace(RunFolder(EXAMPLE_RUN).manifest(), device_type=device_type)
+    manifest = msgspec.structs.replace(
+        RunFolder(EXAMPLE_RUN).manifest(),
+        device_type=device_type,
+        repeats_by_cell=dict.fromkeys(cells, 0),  # none is missing
+    )
     return run_verdict(RunData(EXAMPLE_RUN, manifest, cells), of)
 
 

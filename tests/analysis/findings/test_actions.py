@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpscope.analysis.cells.row import CellRow
-from dpscope.analysis.findings.actions import Next, Situation, next_fact
+from dpscope.analysis.findings.actions import RUN_AGAIN, Next, Situation, next_fact
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
 from dpscope.analysis.traces.ranks.ledger import IDLE, TRANSFER, WAITING
@@ -116,6 +116,35 @@ def test_a_noisy_run_is_first_measured_again() -> None:
     first, second = next_fact([row], noisy).fact.lines
     assert first == "1. Close other programs and measure more repeats (--repeats 10)"
     assert second.startswith("2. Exposed transfer")
+
+
+def test_parts_without_an_interval_are_not_judged() -> None:
+    """20 of 100 ms transfer, in a run with too few repeats."""
+    row = cell("ddp", 4, 32)
+    few = Situation(row, None, on_device=True, more_repeats=5, without_interval=True)
+    first, second = next_fact([row], few).fact.lines
+    assert first == "1. Measure more repeats to decide (--repeats 5)"
+    assert second.startswith("2. Exposed transfer (20.0 of 100 ms, 20%; not judged: no interval)")
+
+
+def test_communication_that_is_unknown_was_not_ruled_out() -> None:
+    """The loader takes 1 of 100 ms, then 28."""
+    parts = ("exposed_wait_us", "exposed_transfer_us", "exposed_other_us", "idle_us")
+    unknown = dict.fromkeys(parts)
+    row = cell("ddp", 4, 32, **unknown, step_without_wait_us=99e3)
+    (line,) = next_fact([row], Situation(row, None, on_device=True)).fact.lines
+    assert line.startswith("Measure the cell again")
+    row = cell("ddp", 4, 32, **unknown, step_without_wait_us=72e3)
+    (line,) = next_fact([row], Situation(row, None, on_device=True)).fact.lines
+    assert line.startswith("Waiting for the loader")
+
+
+def test_a_missing_cell_is_measured_by_one_action() -> None:
+    """DDP was planned; what was measured is DataParallel's stand-in."""
+    parts = {"exposed_wait_us": None, "exposed_transfer_us": None, "exposed_other_us": 20e3}
+    row = cell("dp-host", 4, 32, **parts)
+    missing = Situation(row, None, on_device=False, incomplete=True)
+    assert next_fact([row], missing).fact.lines == (RUN_AGAIN,)
 
 
 def test_broadcasts_of_buffers_are_switched_off_by_the_option_or_the_argument() -> None:

@@ -3,6 +3,7 @@ Numbers by hand.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,14 @@ def test_what_is_exposed_its_share_its_interval_and_its_parts() -> None:
     )
     assert "95% interval" in found.basis
     assert "no interval" in known(verdict_on(cell("ddp", 4, 32)).fact("cost")).basis
+
+
+def test_communication_without_an_interval_is_marked_so_in_a_run() -> None:
+    """Of one repeat; traces alone have none, so that nothing is marked there."""
+    row = cell("ddp", 4, 32)
+    timed = replace(row, ledger=replace(known(row.ledger), tracer_us=0.0))
+    assert "takes 20.0 (no interval) of the 100 ms" in said(verdict_on(timed), "cost")
+    assert "no interval" not in said(verdict_on(row), "cost")
 
 
 def traced(cost: float) -> RunData:

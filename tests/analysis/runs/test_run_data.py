@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from dpscope.analysis.cells.comparison import compare
-from dpscope.analysis.runs.run_data import load_run, with_samples
+from dpscope.analysis.runs.run_data import load_run, missing_repeats, with_samples
 from dpscope.analysis.traces.ranks.job import Job, planned_job, together
 from dpscope.profiling.store.files import write_bytes
 from dpscope.profiling.store.folders import RunFolder
-from tests.helpers.paths import EXAMPLE_RUN
+from tests.helpers.paths import DATA, EXAMPLE_RUN
 
 REPEAT = Path("cells") / "ddp-d2-b8" / "repeat0"
 
@@ -39,6 +39,23 @@ def test_a_repeat_that_lost_a_file_is_left_out(run: Path, lost: str, how: str) -
     blocks = [rank.blocks[0] for _, rank in data.ranks]
     rate = sum(block.samples for block in blocks) / max(block.duration_s for block in blocks)
     assert row["block_samples_per_s"] == pytest.approx(rate)
+
+
+@pytest.mark.long
+def test_repeats_are_missing_by_the_plan_though_every_cell_has_as_many(run: Path) -> None:
+    """One repeat of each cell is left, of two that were planned."""
+    for repeat in run.glob("cells/*/repeat1"):
+        shutil.rmtree(repeat)
+    assert set(missing_repeats(load_run(run)).values()) == {"1 of 2 repeats"}
+
+
+@pytest.mark.long
+def test_repeats_of_a_script_are_missing_by_the_cell_with_the_most(tmp_path: Path) -> None:
+    """Each command that attaches adds repeats to the run, and none plans them all."""
+    script = Path(shutil.copytree(DATA / "attached_tiny", tmp_path / "script"))
+    assert not missing_repeats(load_run(script))
+    shutil.rmtree(script / REPEAT.parent / "repeat1")
+    assert missing_repeats(load_run(script)) == {"ddp-d2-b8": "1 of 2 repeats"}
 
 
 @pytest.mark.long
