@@ -169,9 +169,8 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
         return _said(
             f"Measure a larger batch or model: tracing made a step {slowed:.1f}x as long, so no saving can be stated"
         )
-    actions = sorted(
-        _actions(rows, situation), key=lambda action: (not action.is_shown, -action.time_us)
-    )
+    actions = list(_actions(rows, situation))
+    actions.sort(key=lambda action: (not action.is_shown, -action.time_us))
     if not _shows_parts(chosen, actions):
         return _said("Measure the cell again: its trace does not show where the step's time goes")
     first = actions[0]
@@ -187,7 +186,9 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
             f"Nothing stands out: the largest part that could be removed, {first.part}, is {of_step}",
         )
     else:
-        named += [second for second in actions[1:2] if second.time_us >= _AS_MUCH * first.time_us]
+        for second in actions[1:2]:
+            if second.time_us >= _AS_MUCH * first.time_us:
+                named.append(second)
         lines = tuple(action.line(situation.without_interval) for action in named)
     parts = tuple(action.part for action in named)
     return Next(Fact("next", "NEXT", lines, first.basis), parts, first.time_us)
@@ -232,7 +233,8 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> str | None:
 
 
 def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
-    chosen, ledger = situation.chosen, situation.chosen.ledger
+    chosen = situation.chosen
+    ledger = chosen.ledger
     if ledger is None:
         return
     if traits_of(chosen.strategy).one_process:

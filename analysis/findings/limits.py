@@ -58,7 +58,8 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
 
 def _missing(run: RunData) -> Iterator[str]:
     """The repeats of planned cells that are missing."""
-    alike = grouped((repeats, name) for name, repeats in missing_repeats(run).items())
+    missing = missing_repeats(run)
+    alike = grouped((repeats, name) for name, repeats in missing.items())
     for repeats, names in alike.items():
         cells = listed(names, _NAMED)
         yield f"{cells}: {repeats}"
@@ -127,10 +128,12 @@ def _noisy(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> lis
         medians = [float(np.median(steps)) for steps in timed]
         if not medians:
             continue
-        shortest, longest = min(medians), max(medians)
+        shortest = min(medians)
+        longest = max(medians)
         if longest > REPEATS_APART * shortest:
             scale = Scale(medians)
-            low, high = scale.number(shortest), scale.time(longest)
+            low = scale.number(shortest)
+            high = scale.time(longest)
             noisy.append(f"{row.cell} {low} to {high}")
     return noisy
 
