@@ -191,7 +191,8 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
                 named.append(second)
         lines = tuple(action.line(situation.without_interval) for action in named)
     parts = tuple(action.part for action in named)
-    return Next(Fact("next", "NEXT", lines, first.basis), parts, first.time_us)
+    fact = Fact("next", "NEXT", lines, first.basis)
+    return Next(fact, parts, first.time_us)
 
 
 def _shows_parts(chosen: CellRow, actions: Sequence[Action]) -> bool:
@@ -204,7 +205,8 @@ def _shows_parts(chosen: CellRow, actions: Sequence[Action]) -> bool:
 
 
 def _said(line: str, basis: str = "not measured") -> Next:
-    return Next(Fact("next", "NEXT", (line,), basis))
+    fact = Fact("next", "NEXT", (line,), basis)
+    return Next(fact)
 
 
 def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> str | None:
@@ -247,7 +249,8 @@ def _actions(rows: Sequence[CellRow], situation: Situation) -> Iterator[Action]:
         yield Action("waiting for the loader", loader_us, feed, chosen.step_us, TIMED)
     # On a CPU idle time is when other processes used the cores.
     if ledger.idle_us is not None and situation.on_device:
-        yield Action(IDLE, ledger.idle_us, _of_idle(situation, ledger), ledger.traced_step_us)
+        advice = _of_idle(situation, ledger)
+        yield Action(IDLE, ledger.idle_us, advice, ledger.traced_step_us)
 
 
 def _of_idle(situation: Situation, ledger: Ledger) -> str:
