@@ -73,16 +73,20 @@ def remove_written(
     out: Path, folder: Path, stays: Callable[[Path], bool] = lambda path: False
 ) -> None:
     """Remove the files that dpscope wrote in a folder below the run folder `out`, except those for
-    which `stays` is true.
+    which `stays` is true, and empty folders.
 
-    Other files and their folders stay; links are neither followed nor removed. Results are removed
-    first, so that a half-removed repeat does not count as done.
+    Other files and their folders stay; links are neither followed nor removed.
     """
+    _remove_written_files(out, folder, stays)
+    remove_empty_folders(folder)
+
+
+def _remove_written_files(out: Path, folder: Path, stays: Callable[[Path], bool]) -> None:
+    """Results first, so that a half-removed repeat does not count as done."""
     files = [path for path in files_in(folder) if not path.is_symlink() and not stays(path)]
     written = [path for path in files if fits_layout(path.relative_to(out))]
     for path in sorted(written, key=lambda path: path.name != "result.json"):
         path.unlink(missing_ok=True)
-    remove_empty_folders(folder)
 
 
 def remove_torchrun_logs(folder: Path) -> None:
@@ -238,10 +242,12 @@ class RepeatFolder(JobFolder):
         remove_written(self.run.path, self.path)
 
     def clear_attempt(self) -> None:
-        """Remove the measurements of an earlier attempt; files of the running job stay."""
+        """Remove the measurements of an earlier attempt; files of the running job stay, and folders
+        in which torchrun on another node is about to open its logs.
+        """
         measured = (RESULT_NAME, "rank_", "samples_")
         folders = (self.path / "traces", self.path / "counters", self.collectives_path)
-        remove_written(
+        _remove_written_files(
             self.run.path,
             self.path,
             lambda path: not path.name.startswith(measured) and path.parent not in folders,

@@ -62,7 +62,8 @@ def test_ranges_that_hold_part_of_the_launches_are_no_steps(tmp_path: Path) -> N
     requested = analyze_traces([path], ReadLimits(steps_by="train step"))
     assert list(requested.steps["step"]) == [4, 5, 6] * 2
     with pytest.raises(
-        DpscopeError, match=r"--steps-by epoch: .* the most frequent are train step"
+        DpscopeError,
+        match=r"no range named epoch \(--steps-by\).* most frequent ranges are train step",
     ):
         list(read_traces(path, ReadLimits(steps_by="epoch")))
 
