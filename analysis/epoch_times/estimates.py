@@ -38,6 +38,7 @@ _LEVELS = {
 it.
 """
 UNKNOWN_BATCH = "batch_size_is is not given: the batch per device is unknown"
+NO_SINGLE = "no row of one device"
 MAY_BE_EQUAL_STEPS = 1.1
 """T_1/T_N, at the same batch per device, below which an epoch of N devices may have the steps of
 one device's.
@@ -211,6 +212,8 @@ def _single(row: EpochTime, batch_size: int | None, rows: Sequence[EpochTime]) -
         if single.devices == 1
         and (single.study, single.model, single.dataset) == (row.study, row.model, row.dataset)
     ]
+    if not alike:
+        return NO_SINGLE
     alike = [peer for peer in alike if peer.run == row.run] or alike
     alike = [peer for peer in alike if peer.batch_size == batch_size]
     found = [peer for peer in alike if traits_of(peer.strategy).baseline]

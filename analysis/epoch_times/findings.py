@@ -2,13 +2,18 @@
 study and run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dpscope.analysis.epoch_times.epoch_time import EpochTable, Setting, at, place
-from dpscope.analysis.epoch_times.estimates import UNKNOWN_BATCH, EpochEstimate, no_single_time
+from dpscope.analysis.epoch_times.estimates import (
+    NO_SINGLE,
+    UNKNOWN_BATCH,
+    EpochEstimate,
+    no_single_time,
+)
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, grouped
-from dpscope.profiling.records.strategies import traits_of
+from dpscope.profiling.records.strategies import STRATEGIES, traits_of
 from dpscope.profiling.records.typed_text import nearest
 
 _COARSE = "uncertain at the clock's resolution"
@@ -20,6 +25,7 @@ def table_findings(table: EpochTable, estimates: Sequence[EpochEstimate]) -> lis
     """Findings about a table and its estimates."""
     return [
         *_columns(table),
+        *_strategies(table),
         *_added_unknown(table, estimates),
         *_reported(EstimateCode.CLOCK_TOO_COARSE, _COARSE, map(_coarse, estimates)),
         *_reported(EstimateCode.SUPERLINEAR_SPEEDUP, _SUPERLINEAR, map(_superlinear, estimates)),
@@ -40,17 +46,31 @@ def _reported(
 
 def _columns(table: EpochTable) -> Iterator[Finding]:
     if table.unknown_columns:
-        names = []
-        for name in table.unknown_columns:
-            shown = repr(name)
-            near = nearest(name, table.absent_columns)
-            if near:
-                shown += f" (did you mean {near[0]}?)"
-            names.append(shown)
-        listed_names = ", ".join(names)
-        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {listed_names}")
+        names = _with_nearest(table.unknown_columns, table.absent_columns)
+        yield EstimateCode.UNKNOWN_COLUMN.finding(f"unknown columns, not used: {names}")
     if not any(row.devices > 1 for row in table.rows):
         yield EstimateCode.NOTHING_TO_ESTIMATE.finding("the table has no row with several devices")
+
+
+def _strategies(table: EpochTable) -> Iterator[Finding]:
+    names = dict.fromkeys(row.strategy for row in table.rows)
+    unknown = [name for name in names if name not in STRATEGIES]
+    if unknown:
+        named = _with_nearest(unknown, STRATEGIES)
+        yield EstimateCode.UNKNOWN_STRATEGY.finding(f"unknown strategies: {named}")
+
+
+def _with_nearest(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Unknown names, each with the known one that it resembles."""
+    candidates = list(known)
+    names = []
+    for name in unknown:
+        shown = repr(name)
+        near = nearest(name, candidates)
+        if near:
+            shown += f" (did you mean {near[0]}?)"
+        names.append(shown)
+    return ", ".join(names)
 
 
 def _about(estimate: EpochEstimate, text: str) -> tuple[str, str]:
@@ -93,7 +113,7 @@ def _needed(unknown: Sequence[EpochEstimate], batches: Mapping[Setting, int | No
         if estimate.reason == UNKNOWN_BATCH:
             return "add a column batch_size_is with global or per_device"
         batch = batches[estimate.setting]
-        if estimate.reason == no_single_time(batch):
+        if estimate.reason in (NO_SINGLE, no_single_time(batch)):
             untimed.add(batch)
     if None in untimed:
         return "time one device, too"

@@ -67,12 +67,12 @@ class Predicted(NamedTuple):
 
 def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) -> list[Predicted]:
     """Every series of a table on these devices and nodes, each once; without nodes, on nodes as
-    full as the table's fullest.
+    full as the series' fullest.
     """
     timed = [row for row in table.rows if row.epoch_seconds is not None]
-    placed = _placed(layouts, timed)
     found = []
     for rows in _series(timed):
+        placed = _placed(layouts, rows)
         targets = [rows[0]._replace(devices=devices, nodes=nodes) for devices, nodes in placed]
         predicted = [_predicted(table, target, rows) for target in targets]
         if _is_constant_work(rows[0], rows):
@@ -123,10 +123,10 @@ def _explained(row: Predicted, known: Sequence[Predicted]) -> Predicted:
 
 
 def _placed(
-    layouts: Sequence[tuple[int, int | None]], timed: Sequence[EpochTime]
+    layouts: Sequence[tuple[int, int | None]], rows: Sequence[EpochTime]
 ) -> list[tuple[int, int | None]]:
     """Each layout once; without nodes, on nodes as full as the fullest of these rows."""
-    fullest = max((_place(row)[0] for row in timed if row.nodes), default=None)
+    fullest = max((_place(row)[0] for row in rows if row.nodes), default=None)
     placed = []
     for devices, nodes in layouts:
         if nodes is None and fullest is not None:
@@ -147,7 +147,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         value=None,
         low=None,
         high=None,
-        unit="ms" if table.of_steps else "s",
+        unit=_unit(table),
         law=None,
         error_left_out=None,
         rows_left_out=None,
@@ -197,6 +197,11 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         few = "two counts leave no row to judge the law: the band is the error of a constant step"
         return found._replace(error_left_out=None, rows_left_out=0, reason=few)
     return found
+
+
+def _unit(table: EpochTable) -> str:
+    """Of its times, as they are printed."""
+    return "ms" if table.of_steps else "s"
 
 
 def _rounding(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime], named: str) -> float:
@@ -281,7 +286,7 @@ def _fields(unit: str) -> list[Field]:
         Field(
             f"time [{unit}]",
             lambda row: significant(row.value),
-            meaning="of an epoch, or of a step in a table of steps",
+            meaning="of a step" if unit == "ms" else "of an epoch",
         ),
         Field(
             f"low [{unit}]",
@@ -306,12 +311,13 @@ def _fields(unit: str) -> list[Field]:
     ]
 
 
-def legend() -> str:
+def legend(table: EpochTable) -> str:
     """What the columns of predictions hold."""
+    unit = _unit(table)
     columns = []
-    for field in _fields(""):
+    for field in _fields(unit):
         if field.meaning:
-            columns.append(f"{field.heading.removesuffix(' []')}: {field.meaning}.")
+            columns.append(f"{field.heading.removesuffix(f' [{unit}]')}: {field.meaning}.")
     return " ".join([*columns, f"{NA}: unknown, for the reason below the table."])
 
 

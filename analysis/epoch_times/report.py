@@ -89,11 +89,12 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> A
         ) from error
     placed = [(parsed.devices, parsed.nodes) for parsed in map(parse_layout, layouts)]
     unplaced = [(count, None) for count in counts]
-    predicted = predict.predictions(read_epoch_times(path), [*unplaced, *placed])
+    table = read_epoch_times(path)
+    predicted = predict.predictions(table, [*unplaced, *placed])
     if output_format == "json":
         return _json({"predictions": predicted})
     tables = predict.prediction_tables(predicted)
-    answer = Answer(predict.headline(predicted), tables, predict.legend())
+    answer = Answer(predict.headline(predicted), tables, predict.legend(table))
     return answer.markdown() if output_format == "markdown" else answer
 
 
@@ -168,7 +169,12 @@ def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
         estimate for estimate in estimates if estimate.quantity == "speedup" and estimate.sound
     ]
     if not speedups:
-        return f"{where}: no speedup is known; --format json gives the reasons."
+        reason, *others = dict.fromkeys(
+            estimate.reason for estimate in estimates if estimate.quantity == "speedup"
+        )
+        if others:
+            return f"{where}: no speedup is known; --format json gives the reasons."
+        return f"{where}: no speedup is known: {reason}."
     best = max(speedups, key=lambda speedup: speedup.value or 0.0)
     value = best.value or 0.0
     setting = at(best.strategy, best.batch_size, best.devices, best.nodes)

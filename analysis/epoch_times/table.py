@@ -80,7 +80,7 @@ def _rounding(lines: Sequence[CsvRow], column: str) -> float:
 
 
 def _epoch_time(row: CsvRow) -> EpochTime:
-    meaning = row.text("batch_size_is")
+    meaning = (row.text("batch_size_is") or "").lower() or None
     if meaning not in (None, "global", "per_device"):
         advice = choose_from(meaning, ("global", "per_device"))
         raise row.error(

@@ -175,12 +175,14 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
             for name in missing
             if (near := nearest(name, set(headings) - set(required)))
         }
-        hints = " and ".join(f"{heading!r} for {name}" for name, heading in meant.items())
         advice = (
-            f"did you mean {hints}?" if hints else f"name {'it' * (len(missing) == 1) or 'them'}"
+            f"name {'it' if len(missing) == 1 else 'them'} in the first row, separated by commas"
         )
+        if meant:
+            hints = " and ".join(f"{heading!r} to {name}" for name, heading in meant.items())
+            advice = f"rename {hints} in the first row"
         raise DpscopeError(
-            f"{path}, row 1: no column {', '.join(missing)} (found: {shown}); {advice} in the first row, separated by commas"
+            f"{path}, row 1: no column {', '.join(missing)} (found: {shown}); {advice}"
         )
     repeated = sorted({name for name in headings if name and headings.count(name) > 1})
     if repeated:

@@ -9,6 +9,12 @@ class EstimateCode(FindingCode):
         meaning="The table has columns that dpscope does not know and does not use.",
         action="check their spelling",
     )
+    UNKNOWN_STRATEGY = Code(
+        "warning",
+        meaning="The table has strategies that dpscope does not know. Each is a series; what it moves is "
+        "unknown.",
+        action="check their spelling",
+    )
     NOTHING_TO_ESTIMATE = Code(
         "warning",
         meaning="The table has no row with several devices.",

@@ -40,23 +40,31 @@ def parse_share(text: str) -> float:
     """``80%`` or ``0.8`` as 0.8; raises ValueError with the valid forms. A number above 1 needs the
     sign: 5 may be 5% or 500%.
     """
+    value = _share(text, math.inf)
+    if value < 0:
+        raise ValueError(f"{text}: give a share of 0% or more, such as 5%")
+    return value
+
+
+def _share(text: str, most: float) -> float:
+    """A share of any sign; a number that would be one of at most `most` with the sign % needs it."""
     number = text.removesuffix("%")
     try:
         value = float(number) / (1 if number == text else 100)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
+    if not math.isfinite(value):
         raise ValueError(f"{text} is not a share: write it as 5% or 0.05")
-    if value > 1 and number == text:
+    if number == text and 1 < value <= 100 * most:
         raise ValueError(f"{text} is not a share: write it as {text}%")
     return value
 
 
 def parse_part(text: str) -> float:
     """A share above 0 and at most 100%; raises ValueError."""
-    value = parse_share(text)
+    value = _share(text, 1.0)
     if not 0 < value <= 1:
-        raise ValueError(f"{text} is not a part: it must be above 0% and at most 100%")
+        raise ValueError(f"{text}: give a share above 0% and at most 100%, such as 80%")
     return value
 
 

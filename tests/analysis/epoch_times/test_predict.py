@@ -61,6 +61,14 @@ def test_a_ring_within_and_between_nodes_is_exact(tmp_path: Path) -> None:
     assert [one.error_left_out for one in found] == pytest.approx([0.0, 0.0], abs=1e-9)
 
 
+def test_nodes_are_as_full_as_those_of_the_series(tmp_path: Path) -> None:
+    """A row of the same table with more devices on a node is another system's."""
+    heading = "gpu,ranks_per_node,ranks,batch_per_rank,step_ms\n"
+    text = f"{heading}a,4,4,8,10\na,4,16,8,12\nb,8,8,8,11\n"
+    ours, _ = predicted(tmp_path, text, (16, None))
+    assert (ours.nodes, ours.law, ours.value) == (4, "measured", 12.0)
+
+
 def test_a_ring_at_a_fixed_global_batch_is_exact(tmp_path: Path) -> None:
     """100/n s of computing and 2 s a hop: 6.25 + 30 at 16 devices."""
     text = epochs({n: 100 / n + 2.0 * (n - 1) for n in (1, 2, 4, 8)}, "global")

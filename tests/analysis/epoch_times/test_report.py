@@ -121,6 +121,8 @@ def test_a_batch_that_is_not_stated_is_not_invented(tmp_path: Path) -> None:
     table.write_text("ranks,step_ms\n2,110\n")
     (finding,) = cast(Answer, run_estimate(table, "table")).findings
     assert finding.next_step == "time one device, too"
+    table.write_text("ranks,step_ms\n2,110\n4,120\n")
+    assert "time: of a step. low:" in cast(str, run_prediction(table, "8", "markdown"))
 
 
 def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
     assert isinstance(answer, Answer)
     first, second = answer.first.splitlines()
     assert first.startswith("a: 1.25x one device is the largest speedup (ddp, batch 8, N 2, weak)")
-    assert second == "b: no speedup is known; --format json gives the reasons."
+    assert second == "b: no speedup is known: no row of one device."
 
 
 def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
@@ -142,3 +144,4 @@ def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -
     assert text.startswith("19 of 34 times predicted, 2 measured.\n")
     assert text.count("low: lower end of the band that holds 9 of 10 errors on the rows left") == 1
     assert "coursework_ddp: predicted times" in text
+    assert "time: of an epoch. low:" in text

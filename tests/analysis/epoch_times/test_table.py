@@ -73,6 +73,10 @@ def test_the_example_table() -> None:
             "batch_size_is," + SMALLEST + "local,ddp,32,2,5\n",
             ("batch_size_is", "'local'", "global nor per_device"),
         ),
+        (
+            "strategy,batchsize,devices,epoch_second\nddp,32,2,5\n",
+            ("rename 'batchsize' to batch_size and 'epoch_second' to epoch_seconds in the first",),
+        ),
         ("resolution_s," + SMALLEST + "-1,ddp,32,2,5\n", ("resolution_s", "'-1'", "from 0 on")),
         (SMALLEST + f"ddp,32,2,{'9' * 60}x\n", ("epoch_seconds", "...'")),
     ],
@@ -126,6 +130,7 @@ TABLES = {
     # 5 +- 4
     "clock_too_coarse": (SOUND.replace("55,,", "55,4,"), SOUND.replace("55,,", "55,0.1,")),
     "unknown_column": (SOUND.replace("provenance", "provenence"), SOUND),
+    "unknown_strategy": (SOUND.replace("ddp", "dpp"), SOUND),
     "nothing_to_estimate": (HEAD + SINGLE, SOUND),
     "added_time_unknown": (SOUND.replace("ddp,20,global", "ddp,20,"), SOUND),
     "superlinear_speedup": (SOUND.replace("2,55", "2,39"), SOUND),
@@ -166,3 +171,14 @@ def test_an_added_time_that_is_unknown_has_its_reason(
         one for one in found_in(write(tmp_path, text)) if one.code == "added_time_unknown"
     )
     assert reason in finding.message
+
+
+def test_a_misspelt_strategy_is_reported_with_the_one_that_is_meant(tmp_path: Path) -> None:
+    text = SOUND.replace("single", "singel").replace("ddp", "horovod")
+    (finding,) = (one for one in found_in(write(tmp_path, text)) if one.code == "unknown_strategy")
+    assert "'singel' (did you mean single?), 'horovod'" in finding.message
+
+
+def test_the_meaning_of_a_batch_is_read_in_any_case(tmp_path: Path) -> None:
+    table = read_epoch_times(write(tmp_path, SOUND.replace("global", "Global")))
+    assert {row.batch_size_is for row in table.rows} == {"global"}

@@ -48,13 +48,17 @@ def test_other_text_than_a_size_is_refused(text: str) -> None:
 def test_a_share_is_a_percentage_or_a_number_up_to_one() -> None:
     shares = {"5%": 0.05, "0.05": 0.05, "0": 0.0, "1": 1.0, "0.5%": 0.005, "700%": 7.0}
     assert {text: parse_share(text) for text in shares} == pytest.approx(shares)
-    for text in ("much", "-5%", "nan", "inf", "%", ""):
+    for text in ("much", "nan", "inf", "%", ""):
         with pytest.raises(ValueError, match=r"is not a share: write it as 5% or 0\.05"):
             parse_share(text)
     with pytest.raises(ValueError, match="90 is not a share: write it as 90%"):
         parse_share("90")
+    with pytest.raises(ValueError, match="-5%: give a share of 0% or more"):
+        parse_share("-5%")
+    with pytest.raises(ValueError, match="80 is not a share: write it as 80%"):
+        parse_part("80")
     assert parse_part("100%") == 1.0
-    for text in ("0", "0%", "101%"):
+    for text in ("0", "0%", "101%", "180", "-5%"):
         with pytest.raises(ValueError, match="above 0% and at most 100%"):
             parse_part(text)
 
