@@ -57,6 +57,7 @@ _CROSSES: dict[str, Any] = {
     "color": COLOURS["predicted"],
 }
 _CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}
+_NOISY_CURVE: dict[str, Any] = {**_CURVE, "linestyle": "-."}
 _BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
 _LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
 _BREAK: dict[str, Any] = {"color": "black", "linewidth": 0.4}
@@ -74,6 +75,9 @@ def calibration_figure(calibration: Calibration) -> Figure:
     columns = min(2, len(groups))
     names = calibration.device_names
     machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
+    unknown = sorted({devices for _, devices, _ in groups} - set(calibration.links))
+    if unknown:
+        machine += f"; link's rate unknown on {', '.join(map(str, unknown))} devices"
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, WIDTH, 2.7, top=0.7)
         for axes, ((collective, devices, nodes), points) in zip(
@@ -83,9 +87,8 @@ def calibration_figure(calibration: Calibration) -> Figure:
             fit = find_fit(on_as_many, collective, devices)
             link = calibration.links.get(devices)
             _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
-            unknown = "" if link else ", link's rate unknown"
             over = "" if nodes in (None, 1) else f" over {nodes} nodes"
-            axes.set_title(f"{collective}, {counted(devices, 'device')}{over}{unknown}")
+            axes.set_title(f"{collective}, {counted(devices, 'device')}{over}")
         finish(figure, f"Bus bandwidth by size ({machine})", "range of the iterations")
     return figure
 
@@ -139,7 +142,11 @@ def draw_models(
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
         fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
-        axes.plot(curve, fitted, label=_fit_label(fit), **_CURVE)
+        if is_noisy(fit):
+            axes.plot(curve, fitted, label="calibration's fit (noisy)", **_NOISY_CURVE)
+            axes.annotate("noisy fit", (0.98, 0.03), xycoords="axes fraction", ha="right")
+        else:
+            axes.plot(curve, fitted, label="calibration's fit", **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, ymax=0.8, **_BREAK)
         if link is not None:
@@ -157,13 +164,6 @@ def draw_models(
         place = (sizes[0], link.gb_per_s)
         axes.annotate(rate, place, xytext=(4, 1), textcoords="offset points", va="bottom")
         axes.margins(y=0.15)  # so that this text stays below the panel's title
-
-
-def _fit_label(fit: CollectiveFit) -> str:
-    """With a word on fits that are too bad to rely on; the findings have their errors."""
-    if is_noisy(fit):
-        return "calibration's fit (noisy)"
-    return "calibration's fit"
 
 
 MOST_PANELS = 4

@@ -14,12 +14,11 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
-from dpscope.analysis.costs.other_counts import Timed, medians
-from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table
+from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table, separate
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
-from dpscope.profiling.records.finding import counted, grouped
+from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.store.errors import DpscopeError
 
 _NOTES = (
@@ -28,10 +27,7 @@ _NOTES = (
     "predictions are of collectives alone on the network, as they were measured; hardware on these counts has not confirmed them",
 )
 
-_FALLING = (
-    "a time below that of a smaller size or of fewer devices: there the measured times exceed the law by more than the "
-    "bytes or devices add"
-)
+_FALLING = "a time below that of a smaller size or of fewer devices: noise of the measured times is carried along"
 
 
 def parse_counts(text: str) -> list[int]:
@@ -64,11 +60,12 @@ def print_forecasts(
     for collective, rows in by_collective.items():
         known = [row for row in rows if row.time_us is not None]
         notes = _notes(calibration, collective, rows)
+        title = f"{collective} by device count and size"
         if known:
-            title = f"{collective} by device count and size"
             print_table(console, table_of(title, _FIELDS, known, notes))
         else:
-            print_sentences(console, [f"{collective}: {note}" for note in notes])
+            separate(console)
+            print_sentences(console, [title, *notes])
     print_findings(console, findings)
 
 
@@ -76,38 +73,37 @@ def _notes(
     calibration: Calibration, collective: str, rows: Sequence[CollectiveForecast]
 ) -> list[str]:
     """What a collective's times rest on, and what limits them."""
-    notes = list(dict.fromkeys(map(_source, rows)))
+    counts = grouped((row.source, row.devices) for row in rows)
+    notes = [f"{_devices(each)}: {source}" for source, each in counts.items()]
     bases = {row.basis for row in rows}
     noisy = [fit for fit in noisy_fits(calibration) if fit.collective == collective]
     if noisy and bases != {"measured"}:
-        notes.insert(0, noise_message(noisy))
+        notes.insert(0, f"NOISY FIT: {noise_message(noisy)}")
     if "predicted" in bases:
         notes += _NOTES
-    if _falls(rows, medians(calibration)[collective]):
+    if _falls(rows):
         notes.append(_FALLING)
     return notes
 
 
-def _falls(shown: Sequence[CollectiveForecast], measured: Sequence[Timed]) -> bool:
+def _falls(shown: Sequence[CollectiveForecast]) -> bool:
     """Whether a predicted time is below another of no larger size on no more devices and nodes."""
-    times: list[CollectiveForecast | Timed] = [*shown, *measured]
-    return any(
-        _is_less(other, row) and (other.time_us or 0.0) > (row.time_us or 0.0)
-        for row in shown
-        if row.basis == "predicted"
-        for other in times
-    )
+    for row in shown:
+        if row.basis != "predicted":
+            continue
+        longest_us = max(other.time_us or 0.0 for other in shown if _is_less(other, row))
+        if longest_us > (row.time_us or 0.0):
+            return True
+    return False
 
 
-def _is_less(other: CollectiveForecast | Timed, row: CollectiveForecast) -> bool:
+def _is_less(other: CollectiveForecast, row: CollectiveForecast) -> bool:
     less_data = other.size_bytes <= row.size_bytes
     return less_data and other.devices <= row.devices and other.nodes <= row.nodes
 
 
-def _source(row: CollectiveForecast) -> str:
-    """What a time rests on, or why it is not known."""
-    devices = counted(row.devices, "device")
-    return f"{devices}: {row.source}"
+def _devices(counts: Sequence[int]) -> str:
+    return f"{', '.join(map(str, dict.fromkeys(counts)))} devices"
 
 
 _FIELDS = (

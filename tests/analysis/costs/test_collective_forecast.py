@@ -156,19 +156,20 @@ def test_counts_that_are_not_known_are_a_note_and_no_rows(tmp_path: Path) -> Non
     assert sum(line.startswith("2 ") for line in shown.splitlines()) == 3  # two rows and a note
     alone = Console(file=io.StringIO(), width=200)
     print_forecasts(calibration, [64], "table", alone)
-    (line,) = alone.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert line.startswith("all_reduce: 64 devices: not known: ")
+    title, line = alone.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
+    assert title == "all_reduce by device count and size"
+    assert line.startswith("64 devices: not known: ")
 
 
 def test_a_noisy_calibration_is_not_extrapolated() -> None:
     """The example's all-reduces of 4 kB took 0.39 to 5.7 ms; its broadcasts are quiet."""
     noisy = load_calibration(ROOT / "examples" / "run_cpu" / "calibration.json")
     console = Console(file=io.StringIO(), width=200)
-    print_forecasts(noisy, [2, 4], "table", console)
+    print_forecasts(noisy, [2, 4, 8], "table", console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     (off,) = noisy_fits(noisy)
-    assert noise_message([off]) in text
-    assert "4 devices: not known: the measured times differ so much that" in text
+    assert f"NOISY FIT: {noise_message([off])}" in text
+    assert "4, 8 devices: not known: the measured times differ so much that" in text
     measured = Console(file=io.StringIO(), width=200)
     print_forecasts(noisy, [2], "table", measured)
     assert "is off by" not in measured.file.getvalue()  # type: ignore[attr-defined]
