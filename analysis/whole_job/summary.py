@@ -24,9 +24,6 @@ _HOW_TO_RECORD = (
     "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=200000 in the job, or use NCCL Inspector: "
     "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1 (docs/whole-job.md)"
 )
-_FAILED_DEVICE = (
-    "look for a failed device in the logs of all hosts (Xid, ECC, links), not for a late rank"
-)
 _SUMS = "means over ranks of sums over collectives; of those in flight together each counts"
 _BY_DURATION = "the shortest duration of a collective is that of the last rank"
 _BY_CREATION = "times at which hosts created the collectives"
@@ -233,7 +230,8 @@ def _created_facts(summary: Summary) -> Iterator[Fact]:
             missing = _ranks(summary.job.missing)
             why = f"no record of {missing}"
         cost = f"not separated into waiting and moving data: {why}"
-    yield Fact("cost", "COST", (cost,))
+    if not summary.only_unfinished:
+        yield Fact("cost", "COST", (cost,))
     place = summary.least_busy
     if place is not None:
         line = _least_busy_line(found, place)
@@ -368,7 +366,7 @@ def _stopped_step(unfinished: Unfinished | None) -> str:
     if unfinished.without_record:
         add = f"; {_add_records(unfinished.without_record)}"
     if oldest is None or oldest.ran_ahead:
-        step = f"{_FAILED_DEVICE}{add}"
+        step = f"{_failed_device(unfinished)}{add}"
         return step if unfinished.only else ""
     how = "process gone? Stack (py-spy dump), log, loader"
     likely = _ranks(unfinished.missing)
@@ -381,12 +379,20 @@ def _stopped_step(unfinished: Unfinished | None) -> str:
     return f"look at {proven} first, then at {likely} (no record): {how}"
 
 
+def _failed_device(unfinished: Unfinished) -> str:
+    """Where to look for one: first where the chain of waits ends."""
+    logs = "logs of all hosts"
+    if unfinished.ends:
+        logs = f"logs of {_ranks(unfinished.ends)} first, then of all hosts"
+    return f"look for a failed device in the {logs} (Xid, ECC, links), not for a late rank"
+
+
 def _not_begun(unfinished: Unfinished | None) -> Iterator[Finding]:
     if unfinished is None or unfinished.oldest is None:
         return
     yield TraceCode.COLLECTIVE_NOT_BEGUN.finding(
         "; ".join(_oldest_lines(unfinished)),
-        _FAILED_DEVICE if unfinished.oldest.ran_ahead else "",
+        _failed_device(unfinished) if unfinished.oldest.ran_ahead else "",
         severity="error" if unfinished.only else None,
     )
 

@@ -123,7 +123,9 @@ def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
     assert chain.endswith(f"ends at {'rank' if len(ends) == 1 else 'ranks'} {as_ranges(ends)}")
     assert lost.startswith(f"rank {gone} left no record")
     step = said(summary.verdict, "next")
-    assert step.startswith("NEXT: Look for a failed device in the logs of all hosts (Xid, ECC")
+    first = chain.partition("ends at ")[2]
+    assert f"Look for a failed device in the logs of {first} first, then of all hosts (X" in step
+    assert summary.verdict.fact("cost") is None
     assert step.endswith(f"add the records of rank {gone}")
 
 
