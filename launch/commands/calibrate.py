@@ -139,8 +139,9 @@ def calibrate(request: CalibrateRequest) -> None:
         following = f"dpscope analyze {out}"
     elif path != out:
         following = f"dpscope run --out {out}, whose report then predicts"
+    where = "Next, on the machine of the logs" if request.from_nccl_tests else "Next"
     if following:
-        console.print(f"Next: {following}", highlight=False, soft_wrap=True)
+        console.print(f"{where}: {following}", highlight=False, soft_wrap=True)
     if untrusted:
         raise typer.Exit(1)
 

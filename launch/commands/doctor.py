@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.text.terminal import progress
+from dpscope.analysis.text.terminal import Trimmed, progress
 from dpscope.launch.commands.command import Help, open_console
 from dpscope.launch.jobs.all_reduce_check import all_reduce_once, gloo_all_reduce
 from dpscope.launch.jobs.devices import present_gpus, resolve_devices, unknown_visible_device
@@ -135,7 +135,8 @@ def verdict(checks: Mapping[str, Check]) -> str:
 
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
-    """Print the checks as a table, and the verdict."""
+    """Print the verdict, and the checks as a table."""
+    console.print(verdict(checks), highlight=False, soft_wrap=True)
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "not applicable": "dim"}
     table = Table("check", "status", "found", "what to do", box=None, pad_edge=False)
     idle = {name: check for name, check in checks.items() if check.status == "not applicable"}
@@ -150,14 +151,13 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         )
     for column in table.columns:
         column.overflow = "fold"  # a path is never cut
-    console.print(table)
+    console.print(Trimmed(table))
     if idle:
         reasons = grouped((check.detail, name) for name, check in idle.items())
         parts = [f"{', '.join(names)} ({detail})" for detail, names in reasons.items()]
         console.print(
             f"Not applicable here: {'; '.join(parts)}", style="dim", highlight=False, markup=False
         )
-    console.print(verdict(checks), highlight=False, soft_wrap=True)
 
 
 def _torch() -> Check:

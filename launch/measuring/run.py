@@ -28,6 +28,7 @@ from dpscope.launch.measuring import first_calibration
 from dpscope.launch.planning import manifest as planning
 from dpscope.launch.planning.cells import make_plan, plan_findings, resolve, threads_per_process
 from dpscope.launch.planning.run_config import load_config
+from dpscope.launch.planning.variants import combined_variants
 from dpscope.launch.workload.data_files import check_data, download_data
 from dpscope.launch.workload.model_size import checked_model_size
 from dpscope.profiling.machine.conditions import condition_differences
@@ -253,6 +254,9 @@ def describe_plan(
     console.print(_what_is_measured(description.config, out), highlight=False, soft_wrap=True)
     planning.print_left_out(description.plan, console)
     console.print(_cells_table(description))
+    combined = combined_variants(description.config.matrix)
+    if combined:
+        console.print(combined, highlight=False, soft_wrap=True)
     if len(description.estimates) > 1 and len(description.orders) > 1:
         orders = ", ".join(_numbers(order) for order in description.orders)
         console.print(

@@ -82,6 +82,15 @@ def strategy_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, .
     return tuple(combinations)
 
 
+def combined_variants(matrix: Matrix) -> str:
+    """Why some combinations of the values are one cell; empty where each is another."""
+    if len(matrix.bucket_mb) < 2 or "off" not in matrix.overlap:
+        return ""
+    return (
+        "With --overlap off one bucket holds all gradients: that is one cell for all --bucket-mb."
+    )
+
+
 def alone_options(matrix: Matrix, strategy: Strategy) -> tuple[CellOptions, ...]:
     """The options of DDP on one device: of DDP's cells the first with each number of micro-batches,
     precision and compilation.

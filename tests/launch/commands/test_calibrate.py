@@ -22,3 +22,11 @@ def test_wrong_results_stand_first_and_fail(tmp_path: Path) -> None:
         assert ended.exit_code == status
         assert ended.stdout.startswith("WRONG RESULTS: wrong.log") == bool(status)
         assert out.is_file()
+
+
+@pytest.mark.long
+def test_the_next_run_is_on_the_machine_of_the_logs(tmp_path: Path) -> None:
+    log = DATA / "nccl_tests" / "nccl_allreduce.log"
+    words = ["calibrate", "--from-nccl-tests", str(log), "--out", str(tmp_path / "run")]
+    printed = CliRunner().invoke(app, words).stdout
+    assert "Next, on the machine of the logs: dpscope run --out" in printed

@@ -90,11 +90,11 @@ def test_the_doctor_looks_at_everything() -> None:
     )
 
 
-def test_the_doctor_ends_with_a_verdict_and_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_begins_with_a_verdict_and_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interface that this host does not have: gloo's ranks cannot meet."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing0")
     table = CliRunner().invoke(app, ["doctor"])
-    assert (table.exit_code, table.output.splitlines()[-1]) == (1, "Not ready: all-reduce failed.")
+    assert (table.exit_code, table.output.splitlines()[0]) == (1, "Not ready: all-reduce failed.")
     printed = CliRunner().invoke(app, ["doctor", "--format", "json"])
     answer = json.loads(printed.stdout)
     assert (printed.exit_code, answer["ready"]) == (1, False)
@@ -398,8 +398,9 @@ def test_checks_that_do_not_apply_are_one_line() -> None:
     no_gpu = doctor.Check("not applicable", "no GPU")
     checks = {"torch": doctor.Check("ok", "2.14"), "driver": no_gpu, "links": no_gpu}
     doctor.print_checks(checks, Console(file=printed, width=100))
-    heading, torch_line, idle, verdict = printed.getvalue().splitlines()
+    verdict, heading, torch_line, idle = printed.getvalue().splitlines()
     assert heading.split() == ["check", "status", "found", "what", "to", "do"]
     assert torch_line.split() == ["torch", "ok", "2.14"]
+    assert torch_line == torch_line.rstrip()
     assert idle == "Not applicable here: driver, links (no GPU)"
     assert verdict == "Ready to measure."

@@ -69,10 +69,18 @@ def job_of(command: list[str], out: Path) -> AssignedCell:
     return assigned_cell(msgspec.structs.replace(assignment, out=str(out)), place)
 
 
+def test_a_plan_explains_combinations_that_are_one_cell(tmp_path: Path) -> None:
+    variants = {"strategy": "ddp", "devices": "2", "bucket_mb": "1,25", "overlap": "on,off"}
+    description, text, _ = described(tmp_path / "run", **variants)
+    assert len(description.estimates) == 3
+    assert "one cell for all --bucket-mb" in text
+
+
 def test_the_commands_of_a_dry_run_work_in_an_empty_folder(tmp_path: Path) -> None:
     """Whichever is first, the run that it begins is the one that was planned."""
     variants = {"accumulate": "1,2", "comm_hook": "bf16", "bucket_mb": "5", "overlap": "on,off"}
-    description, _, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
+    description, text, commands = described(tmp_path / "run", 1000, data="fake", lr=0.5, **variants)
+    assert "one cell for all --bucket-mb" not in text
     firsts = [
         next(job for job in description.jobs if job.cell == cell) for cell in description.estimates
     ]
