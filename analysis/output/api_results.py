@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_MOST_LETTERS = 120  # of a line of a repr
+_MOST_LETTERS = 80  # of a line of a repr, as on a terminal
 
 
 class Frames(Mapping[str, "pd.DataFrame"]):

@@ -104,7 +104,7 @@ def test_a_printed_job_is_its_verdict_and_the_names_of_its_tables() -> None:
     lines = repr(job).splitlines()
     assert lines[0] == f"Job: {job.name}"
     assert len(lines) <= 20
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 80
     for name in lines[-1].partition("tables: ")[2].replace(";", ",").split(", "):
         assert hasattr(job, name), name
     assert "verdict, ledger" in lines[-2]
