@@ -79,6 +79,18 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> A
     """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`; raises DpscopeError
     also for other texts.
     """
+    places = _places(devices)
+    table = read_epoch_times(path)
+    predicted = predict.predictions(table, places)
+    if output_format == "json":
+        return _json({"predictions": predicted})
+    tables = predict.prediction_tables(predicted)
+    answer = Answer(predict.headline(predicted), tables, predict.legend(table))
+    return answer.markdown() if output_format == "markdown" else answer
+
+
+def _places(devices: str) -> list[tuple[int, int | None]]:
+    """The devices and nodes of counts and layouts."""
     try:
         counts, layouts = parse_counts_and_layouts(devices)
         if 0 in counts:
@@ -89,13 +101,7 @@ def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> A
         ) from error
     placed = [(parsed.devices, parsed.nodes) for parsed in map(parse_layout, layouts)]
     unplaced = [(count, None) for count in counts]
-    table = read_epoch_times(path)
-    predicted = predict.predictions(table, [*unplaced, *placed])
-    if output_format == "json":
-        return _json({"predictions": predicted})
-    tables = predict.prediction_tables(predicted)
-    answer = Answer(predict.headline(predicted), tables, predict.legend(table))
-    return answer.markdown() if output_format == "markdown" else answer
+    return [*unplaced, *placed]
 
 
 def _json(
@@ -161,21 +167,18 @@ def _unused_rows(rows: Sequence[EpochTime]) -> Iterator[EpochTime]:
 def headline(report: EstimateReport) -> str:
     """The largest speedup of each study and run, or that none is known: a line each."""
     lines = [_largest_speedup(*of_place) for of_place in _by_place(report).items()]
-    return "\n".join(lines) or "No speedup is known: the findings give the reasons."
+    if not lines:
+        return "No speedup is known: the findings give the reasons."
+    return "\n".join(lines)
 
 
 def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
-    speedups = [
-        estimate for estimate in estimates if estimate.quantity == "speedup" and estimate.sound
-    ]
-    if not speedups:
-        reason, *others = dict.fromkeys(
-            estimate.reason for estimate in estimates if estimate.quantity == "speedup"
-        )
-        if others:
-            return f"{where}: no speedup is known; --format json gives the reasons."
-        return f"{where}: no speedup is known: {reason}."
-    best = max(speedups, key=lambda speedup: speedup.value or 0.0)
+    speedups = [estimate for estimate in estimates if estimate.quantity == "speedup"]
+    sound = [estimate for estimate in speedups if estimate.sound]
+    if not sound:
+        why = _only_reason(speedups)
+        return f"{where}: no speedup is known: {why}."
+    best = max(sound, key=lambda speedup: speedup.value or 0.0)
     value = best.value or 0.0
     setting = at(best.strategy, best.batch_size, best.devices, best.nodes)
     scaling = best.method
@@ -186,6 +189,14 @@ def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
         f"{where}: {significant(value)}x one device is the largest speedup "
         f"({setting}, {scaling}), {efficiency}."
     )
+
+
+def _only_reason(unknown: Sequence[EpochEstimate]) -> str:
+    """Why values are unknown, in a line."""
+    reasons = {estimate.reason for estimate in unknown}
+    if len(reasons) > 1:
+        return "--format json gives the reasons"
+    return reasons.pop()
 
 
 _Setting = Sequence[EpochEstimate]  # the estimates of one row of a table

@@ -80,13 +80,6 @@ def _rounding(lines: Sequence[CsvRow], column: str) -> float:
 
 
 def _epoch_time(row: CsvRow) -> EpochTime:
-    meaning = (row.text("batch_size_is") or "").lower() or None
-    if meaning not in (None, "global", "per_device"):
-        advice = choose_from(meaning, ("global", "per_device"))
-        raise row.error(
-            "batch_size_is",
-            f"is neither global nor per_device; {advice}, or leave it empty if it is unknown",
-        )
     devices = row.required_whole("devices")
     seconds = "seconds between 1e-9 and 1e9 (empty: out of memory)"
     return EpochTime(
@@ -99,7 +92,7 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         samples_per_epoch=row.whole("samples_per_epoch"),
         strategy=_strategy(row, "devices", row.required_text("strategy")),
         batch_size=row.required_whole("batch_size"),
-        batch_size_is=meaning,
+        batch_size_is=_batch_size_is(row),
         devices=devices,
         epoch_seconds=row.decimal("epoch_seconds", lambda s: 1e-9 <= s <= _LONGEST_S, seconds),
         resolution_s=row.decimal(
@@ -109,6 +102,20 @@ def _epoch_time(row: CsvRow) -> EpochTime:
         steps_per_epoch=row.whole("steps_per_epoch"),
         nodes=_nodes(row, devices),
     )
+
+
+def _batch_size_is(row: CsvRow) -> str | None:
+    meaning = row.text("batch_size_is")
+    if meaning is None:
+        return None
+    meanings = ("global", "per_device")
+    if meaning.lower() not in meanings:
+        advice = choose_from(meaning, meanings)
+        raise row.error(
+            "batch_size_is",
+            f"is neither global nor per_device; {advice}, or leave it empty if it is unknown",
+        )
+    return meaning.lower()
 
 
 def _strategy(row: CsvRow, column: str, name: str) -> str:

@@ -57,7 +57,6 @@ _CROSSES: dict[str, Any] = {
     "color": COLOURS["predicted"],
 }
 _CURVE: dict[str, Any] = {"color": COLOURS["predicted"], "linewidth": 1.2}
-_NOISY_CURVE: dict[str, Any] = {**_CURVE, "linestyle": "-."}
 _BOUND: dict[str, Any] = {"color": COLOURS["ring"], "linestyle": "--", "linewidth": 1.2}
 _LINK: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0}
 _BREAK: dict[str, Any] = {"color": "black", "linewidth": 0.4}
@@ -73,11 +72,6 @@ def calibration_figure(calibration: Calibration) -> Figure:
     known = (point for point in calibration.points if bus_factor(point.collective, point.devices))
     groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
     columns = min(2, len(groups))
-    names = calibration.device_names
-    machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
-    unknown = sorted({devices for _, devices, _ in groups} - set(calibration.links))
-    if unknown:
-        machine += f"; link's rate unknown on {', '.join(map(str, unknown))} devices"
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, WIDTH, 2.7, top=0.7)
         for axes, ((collective, devices, nodes), points) in zip(
@@ -87,10 +81,25 @@ def calibration_figure(calibration: Calibration) -> Figure:
             fit = find_fit(on_as_many, collective, devices)
             link = calibration.links.get(devices)
             _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
-            over = "" if nodes in (None, 1) else f" over {nodes} nodes"
+            over = ""
+            if nodes not in (None, 1):
+                over = f" over {nodes} nodes"
             axes.set_title(f"{collective}, {counted(devices, 'device')}{over}")
-        finish(figure, f"Bus bandwidth by size ({machine})", "range of the iterations")
+        title = f"Bus bandwidth by size ({_machine(calibration)})"
+        finish(figure, title, "range of the iterations")
     return figure
+
+
+def _machine(calibration: Calibration) -> str:
+    """The devices, and on how many of them the link's rate is not known."""
+    names = calibration.device_names
+    machine = f"{calibration.backend}, {len(names)} x {literal(names[0])}"
+    measured = {point.devices for point in calibration.points}
+    unknown = sorted(measured - set(calibration.links))
+    if unknown:
+        counts = ", ".join(map(str, unknown))
+        machine += f"; link's rate unknown on {counts} devices"
+    return machine
 
 
 def _panel(
@@ -142,11 +151,13 @@ def draw_models(
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
         fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
+        label = "calibration's fit"
+        style = "-"
         if is_noisy(fit):
-            axes.plot(curve, fitted, label="calibration's fit (noisy)", **_NOISY_CURVE)
+            label = "calibration's fit (noisy)"
+            style = "-."
             axes.annotate("noisy fit", (0.98, 0.03), xycoords="axes fraction", ha="right")
-        else:
-            axes.plot(curve, fitted, label="calibration's fit", **_CURVE)
+        axes.plot(curve, fitted, style, label=label, **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, ymax=0.8, **_BREAK)
         if link is not None:
@@ -200,7 +211,9 @@ def bandwidths(run: RunData, costs: Costs) -> Figure | None:
     for axes, (kind, ranks, nodes) in zip(panels, chosen, strict=True):
         by_cell = transfers[kind, ranks, nodes]
         place = place_of(run.cells[next(iter(by_cell))], kind, ranks)
-        over = "" if nodes == 1 else f" of a job over {nodes} nodes"
+        over = ""
+        if nodes > 1:
+            over = f" of a job over {nodes} nodes"
         axes.set_title(f"{kind}, {counted(ranks, 'rank')}{over}")
         _trace_panel(axes, kind, place, by_cell, markers, costs)
     # every cell and every model has its label

@@ -4,7 +4,7 @@ size.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
 
@@ -73,12 +73,12 @@ def _notes(
     calibration: Calibration, collective: str, rows: Sequence[CollectiveForecast]
 ) -> list[str]:
     """What a collective's times rest on, and what limits them."""
-    counts = grouped((row.source, row.devices) for row in rows)
-    notes = [f"{_devices(each)}: {source}" for source, each in counts.items()]
+    notes = []
     bases = {row.basis for row in rows}
     noisy = [fit for fit in noisy_fits(calibration) if fit.collective == collective]
     if noisy and bases != {"measured"}:
-        notes.insert(0, f"NOISY FIT: {noise_message(noisy)}")
+        notes.append(f"NOISY FIT: {noise_message(noisy)}")
+    notes += _sources(rows)
     if "predicted" in bases:
         notes += _NOTES
     if _falls(rows):
@@ -89,10 +89,9 @@ def _notes(
 def _falls(shown: Sequence[CollectiveForecast]) -> bool:
     """Whether a predicted time is below another of no larger size on no more devices and nodes."""
     for row in shown:
-        if row.basis != "predicted":
-            continue
-        longest_us = max(other.time_us or 0.0 for other in shown if _is_less(other, row))
-        if longest_us > (row.time_us or 0.0):
+        smaller = [other.time_us or 0.0 for other in shown if _is_less(other, row)]
+        time_us = row.time_us or 0.0
+        if row.basis == "predicted" and max(smaller) > time_us:
             return True
     return False
 
@@ -102,8 +101,12 @@ def _is_less(other: CollectiveForecast, row: CollectiveForecast) -> bool:
     return less_data and other.devices <= row.devices and other.nodes <= row.nodes
 
 
-def _devices(counts: Sequence[int]) -> str:
-    return f"{', '.join(map(str, dict.fromkeys(counts)))} devices"
+def _sources(rows: Sequence[CollectiveForecast]) -> Iterator[str]:
+    """What times rest on, or why they are not known: each once, after its device counts."""
+    counts = grouped((row.source, str(row.devices)) for row in rows)
+    for source, repeated in counts.items():
+        devices = ", ".join(dict.fromkeys(repeated))
+        yield f"{devices} devices: {source}"
 
 
 _FIELDS = (

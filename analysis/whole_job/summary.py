@@ -223,15 +223,8 @@ def _named(job: RecordedJob, place: int) -> str:
 def _created_facts(summary: Summary) -> Iterator[Fact]:
     """From creation times: who called last. This is no waiting: calls return at once on devices."""
     found = summary.waiting
-    cost = "not measured: the records hold no durations"
-    if found.timed:
-        why = "no collective could be matched"
-        if summary.job.missing:
-            missing = _ranks(summary.job.missing)
-            why = f"no record of {missing}"
-        cost = f"not separated into waiting and moving data: {why}"
     if not summary.only_unfinished:
-        yield Fact("cost", "COST", (cost,))
+        yield _unknown_cost(summary)
     place = summary.least_busy
     if place is not None:
         line = _least_busy_line(found, place)
@@ -244,6 +237,18 @@ def _created_facts(summary: Summary) -> Iterator[Fact]:
     if not mostly_last(count, len(found.matched.late), len(found.job.ranks)):
         lines.append("no rank is always last: the ranks take turns")
     yield Fact("late", "LATE RANK", tuple(lines), _BY_CREATION)
+
+
+def _unknown_cost(summary: Summary) -> Fact:
+    """Why no cost is known."""
+    cost = "not measured: the records hold no durations"
+    if summary.waiting.timed:
+        why = "no collective could be matched"
+        if summary.job.missing:
+            missing = _ranks(summary.job.missing)
+            why = f"no record of {missing}"
+        cost = f"not separated into waiting and moving data: {why}"
+    return Fact("cost", "COST", (cost,))
 
 
 def _least_busy_line(found: Waiting, place: int) -> str:

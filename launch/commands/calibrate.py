@@ -96,7 +96,6 @@ def calibrate(request: CalibrateRequest) -> None:
     from dpscope.launch.jobs.out_folder import check_calibration_place
     from dpscope.launch.measuring.calibration_run import run_calibration
     from dpscope.launch.measuring.calibration_settings import calibration_settings
-    from dpscope.profiling.store.folders import is_run_folder
 
     if request.predict is not None:
         return _predict_collectives(request, request.predict)
@@ -134,16 +133,21 @@ def calibrate(request: CalibrateRequest) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    following = ""
-    if is_run_folder(out):
-        following = f"dpscope analyze {out}"
-    elif path != out:
-        following = f"dpscope run --out {out}, whose report then predicts"
-    where = "Next, on the machine of the logs" if request.from_nccl_tests else "Next"
-    if following:
-        console.print(f"{where}: {following}", highlight=False, soft_wrap=True)
+    if path != out:
+        console.print(_next_step(request), highlight=False, soft_wrap=True)
     if untrusted:
         raise typer.Exit(1)
+
+
+def _next_step(request: CalibrateRequest) -> str:
+    """What to do with a calibration that is in a run folder, or begins one."""
+    from dpscope.profiling.store.folders import is_run_folder
+
+    out = request.out
+    if is_run_folder(out):
+        return f"Next: dpscope analyze {out}"
+    where = ", on the machine of the logs" if request.from_nccl_tests else ""
+    return f"Next{where}: dpscope run --out {out}, whose report then predicts"
 
 
 def _print_node_rates(console: "Console", calibration: "Calibration") -> None:
