@@ -71,7 +71,7 @@ def job_of(command: list[str], out: Path) -> AssignedCell:
 
 def test_a_plan_explains_combinations_that_are_one_cell(tmp_path: Path) -> None:
     variants = {"strategy": "ddp", "devices": "2", "bucket_mb": "1,25", "overlap": "on,off"}
-    description, text, _ = described(tmp_path / "run", **variants)
+    description, text, _ = described(tmp_path / "run", 1000, **variants)
     assert len(description.estimates) == 3
     assert "one cell for all --bucket-mb" in text
 
