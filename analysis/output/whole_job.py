@@ -30,7 +30,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.analysis.whole_job.job import RecordedJob, read_job
-from dpscope.analysis.whole_job.summary import Summary, described, summarise
+from dpscope.analysis.whole_job.summary import Summary, summarise
 from dpscope.analysis.whole_job.tables import VIEWS, rank_time_rows, tables_of, waiting_rows
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -129,17 +129,13 @@ def _unfinished(summary: Summary) -> dict[str, Any] | None:
     unfinished = summary.unfinished
     if unfinished is None:
         return None
-    oldest = unfinished.oldest
-    content: dict[str, Any] = {"calls": unfinished.records, "ranks": unfinished.ranks}
-    if oldest is not None:
-        content["oldest_not_begun"] = {
-            "collective": described(oldest.call, oldest.number),
-            "group_ranks": list(oldest.call.group.ranks),
-            "stopped_ranks": list(oldest.stopped),
-            "missing_ranks": list(oldest.missing),
-            "waiting_ranks": [] if oldest.ran_ahead else list(oldest.waiting),
-        }
-    return content
+    return {
+        "calls": unfinished.records,
+        "ranks": unfinished.ranks,
+        "stopped_ranks": list(unfinished.stopped),
+        "device_ranks": list(unfinished.ends),
+        "missing_ranks": list(unfinished.missing),
+    }
 
 
 def rank_csv(summary: Summary) -> str:

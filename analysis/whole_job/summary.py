@@ -8,10 +8,15 @@ import numpy as np
 
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime
 from dpscope.analysis.findings.facts import Fact, Verdict, capital, percent, time
-from dpscope.analysis.text.units import as_ranges, show_bytes
 from dpscope.analysis.traces.ranks.lateness import mostly_last
 from dpscope.analysis.whole_job.job import RecordedJob
-from dpscope.analysis.whole_job.records import Call
+from dpscope.analysis.whole_job.stopped import (
+    BY_CREATION,
+    ranks_named,
+    stopped_fact,
+    stopped_finding,
+    stopped_step,
+)
 from dpscope.analysis.whole_job.unfinished import Unfinished, unfinished_of
 from dpscope.analysis.whole_job.waiting import Waiting, waiting_of
 from dpscope.profiling.records.finding import Finding, counted, listed
@@ -26,7 +31,6 @@ _HOW_TO_RECORD = (
 )
 _SUMS = "means over ranks of sums over collectives; of those in flight together each counts"
 _BY_DURATION = "the shortest duration of a collective is that of the last rank"
-_BY_CREATION = "times at which hosts created the collectives"
 _FEWEST_COMPARED = 3  # ranks, of which one is unlike the others
 
 
@@ -41,16 +45,19 @@ class Summary:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        return (*self.job.findings, *_not_begun(self.unfinished), *_unmatched(self))
+        findings = [*self.job.findings, *_unmatched(self)]
+        if self.unfinished is not None:
+            findings.append(stopped_finding(self.unfinished))
+        return tuple(findings)
 
     @cached_property
     def verdict(self) -> Verdict:
-        facts = (
-            *_stopped_fact(self.unfinished),
-            *(_measured_facts(self.waiting) if self.measured else _created_facts(self)),
-            Fact("next", "NEXT", (capital(_next_step(self)),), self.basis),
-        )
-        return Verdict(_setting(self), limits=tuple(_limits(self)), facts=facts)
+        facts = []
+        if self.unfinished is not None:
+            facts.append(stopped_fact(self.unfinished))
+        facts += _measured_facts(self.waiting) if self.measured else _created_facts(self)
+        facts.append(Fact("next", "NEXT", (capital(_next_step(self)),), self.basis))
+        return Verdict(_setting(self), limits=tuple(_limits(self)), facts=tuple(facts))
 
     @property
     def measured(self) -> bool:
@@ -60,7 +67,7 @@ class Summary:
     @property
     def basis(self) -> str:
         """How its conclusions are known."""
-        return _BY_DURATION if self.measured else _BY_CREATION
+        return _BY_DURATION if self.measured else BY_CREATION
 
     @property
     def least_busy(self) -> int | None:
@@ -153,7 +160,7 @@ def _limits(summary: Summary) -> Iterator[Fact]:
     missing = summary.job.missing
     if missing:
         yield Fact(
-            "limits", "INCOMPLETE", (f"no record of {_ranks(missing)}",), "the groups' ranks"
+            "limits", "INCOMPLETE", (f"no record of {ranks_named(missing)}",), "the groups' ranks"
         )
     if found.basis == "nothing":
         why = "ranks run on several hosts, whose clocks differ: creation times are not compared"
@@ -222,9 +229,10 @@ def _named(job: RecordedJob, place: int) -> str:
 
 def _created_facts(summary: Summary) -> Iterator[Fact]:
     """From creation times: who called last. This is no waiting: calls return at once on devices."""
+    if summary.only_unfinished:
+        return
     found = summary.waiting
-    if not summary.only_unfinished:
-        yield _unknown_cost(summary)
+    yield _unknown_cost(summary)
     place = summary.least_busy
     if place is not None:
         line = _least_busy_line(found, place)
@@ -236,7 +244,7 @@ def _created_facts(summary: Summary) -> Iterator[Fact]:
     lines = [f"{_named(found.job, worst)} arrived last on the host in {_last_count(found, worst)}"]
     if not mostly_last(count, len(found.matched.late), len(found.job.ranks)):
         lines.append("no rank is always last: the ranks take turns")
-    yield Fact("late", "LATE RANK", tuple(lines), _BY_CREATION)
+    yield Fact("late", "LATE RANK", tuple(lines), BY_CREATION)
 
 
 def _unknown_cost(summary: Summary) -> Fact:
@@ -245,7 +253,7 @@ def _unknown_cost(summary: Summary) -> Fact:
     if summary.waiting.timed:
         why = "no collective could be matched"
         if summary.job.missing:
-            missing = _ranks(summary.job.missing)
+            missing = ranks_named(summary.job.missing)
             why = f"no record of {missing}"
         cost = f"not separated into waiting and moving data: {why}"
     return Fact("cost", "COST", (cost,))
@@ -262,87 +270,17 @@ def _least_busy_line(found: Waiting, place: int) -> str:
     )
 
 
-def _stopped_fact(unfinished: Unfinished | None) -> Iterator[Fact]:
-    if unfinished is None or (unfinished.oldest is None and not unfinished.only):
-        return
-    label = "UNFINISHED"
-    if unfinished.only:
-        label = "STOPPED"
-    calls = counted(unfinished.records, "call")
-    ranks = counted(unfinished.ranks, "rank")
-    lines = _oldest_lines(unfinished)
-    yield Fact("stopped", label, (f"{calls} on {ranks} had not completed", *lines), _BY_CREATION)
-
-
-def _oldest_lines(unfinished: Unfinished) -> list[str]:
-    oldest = unfinished.oldest
-    if oldest is None:
-        return ["all ranks had begun each of them, so no rank is named"]
-    call = described(oldest.call, oldest.number)
-    if oldest.ran_ahead:
-        return [f"{_ranks(oldest.busy)} never began {call}", *_ran_ahead_lines(unfinished)]
-    waiting = f"{_ranks(oldest.waiting)} wait"
-    if len(oldest.waiting) == 1:
-        waiting = f"{waiting}s"
-    missing = f"{_ranks(oldest.missing)} left no record, and may never have begun"
-    if not oldest.stopped:
-        return [f"{missing} what {waiting} in: {call}"]
-    who = _ranks(oldest.stopped)
-    lines = [f"{who} never began the oldest unfinished call, in which {waiting}: {call}"]
-    if oldest.missing:
-        lines.append(f"{missing} it")
-    return lines
-
-
-def _ran_ahead_lines(unfinished: Unfinished) -> Iterator[str]:
-    yield (
-        "calls before it had not completed there, either: hosts ran ahead of a device that stopped"
-    )
-    if unfinished.ends:
-        yield f"the chain of waits ends at {_ranks(unfinished.ends)}"
-    if unfinished.without_record:
-        missing = _ranks(unfinished.without_record)
-        yield f"{missing} left no record: the cause may be there, or only the record lost"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    noun = "ranks"
-    if len(ranks) == 1:
-        noun = "rank"
-    return f"{noun} {as_ranges(ranks)}"
-
-
 def _add_records(ranks: Sequence[int]) -> str:
-    return f"add the records of {_ranks(ranks)}"
-
-
-def described(call: Call, number: int) -> str:
-    """A collective in words."""
-    group = call.group
-    members = counted(group.size, "rank")
-    if group.ranks:
-        members = _ranks(group.ranks)
-    if call.bytes is not None:
-        members += f", {show_bytes(call.bytes)}"
-    return f"{called(call, number)} of {group.name} ({members})"
-
-
-def called(call: Call, number: int) -> str:
-    """A call by its kind and number, a transfer with sender and receiver within the group."""
-    name = call.kind or call.name
-    if call.pair:
-        name = f"{name} {call.pair}"
-    return f"{name} {number}"
+    return f"add the records of {ranks_named(ranks)}"
 
 
 def _next_step(summary: Summary) -> str:
     """The first thing to do."""
     found, missing = summary.waiting, summary.job.missing
-    stopped = _stopped_step(summary.unfinished)
-    if stopped:
-        return stopped
+    if summary.unfinished is not None and not summary.unfinished.may_run:
+        return stopped_step(summary.unfinished)
     if missing and not summary.job.records:
-        idle = _ranks(summary.job.ranks)
+        idle = ranks_named(summary.job.ranks)
         return f"no unfinished call on {idle}: {_add_records(missing)}"
     if not found.timed and summary.job.is_gloo:
         return "trace a few steps (dpscope attach): gloo records no durations"
@@ -362,46 +300,6 @@ def _next_step(summary: Summary) -> str:
     return "compare busbw with the link: --link 25GB/s, or dpscope calibrate"
 
 
-def _stopped_step(unfinished: Unfinished | None) -> str:
-    """Where to look for what stopped the job; empty if it may still be running."""
-    if unfinished is None:
-        return ""
-    oldest = unfinished.oldest
-    add = ""
-    if unfinished.without_record:
-        add = f"; {_add_records(unfinished.without_record)}"
-    if oldest is None or oldest.ran_ahead:
-        step = f"{_failed_device(unfinished)}{add}"
-        return step if unfinished.only else ""
-    how = "process gone? Stack (py-spy dump), log, loader"
-    likely = _ranks(unfinished.missing)
-    if not oldest.stopped:
-        # without its record, a host that ran ahead of its device looks like one that never began
-        return f"look at {likely} first: device failed (Xid, ECC), or {how}{add}"
-    proven = _ranks(oldest.stopped)
-    if not unfinished.missing:
-        return f"look at {proven} first: {how}"
-    return f"look at {proven} first, then at {likely} (no record): {how}"
-
-
-def _failed_device(unfinished: Unfinished) -> str:
-    """Where to look for one: first where the chain of waits ends."""
-    logs = "logs of all hosts"
-    if unfinished.ends:
-        logs = f"logs of {_ranks(unfinished.ends)} first, then of all hosts"
-    return f"look for a failed device in the {logs} (Xid, ECC, links), not for a late rank"
-
-
-def _not_begun(unfinished: Unfinished | None) -> Iterator[Finding]:
-    if unfinished is None or unfinished.oldest is None:
-        return
-    yield TraceCode.COLLECTIVE_NOT_BEGUN.finding(
-        "; ".join(_oldest_lines(unfinished)),
-        _failed_device(unfinished) if unfinished.oldest.ran_ahead else "",
-        severity="error" if unfinished.only else None,
-    )
-
-
 def _unmatched(summary: Summary) -> Iterator[Finding]:
     counts = summary.waiting.counts
     # what had not completed has no counterpart to be compared with
@@ -410,7 +308,7 @@ def _unmatched(summary: Summary) -> Iterator[Finding]:
     reasons = {
         "of groups whose ranks are unknown or were not all read": counts.of_missing_ranks,
         "numbered again after a restart, not as often on every rank": counts.restarted,
-        "dropped on another rank, or without a duration": counts.dropped,
+        "dropped, unfinished or not timed on a rank": counts.dropped,
         "unlike the other ranks' by kind, size or clock": counts.unlike,
         "under numbers that some rank no longer holds or never reached": counts.outside,
     }
@@ -418,6 +316,6 @@ def _unmatched(summary: Summary) -> Iterator[Finding]:
     if not many:
         return
     yield TraceCode.COLLECTIVES_UNMATCHED.finding(
-        f"of {counted(counts.records, 'record')} of collectives, these have no transfer and no wait: {listed(many)}",
+        f"of {counted(counts.records, 'record')} of collectives, these are not compared between ranks: {listed(many)}",
         "record all ranks of one job over the same time",
     )

@@ -9,7 +9,7 @@ import numpy as np
 from dpscope.analysis.costs.formulas import bus_factor, ring_us
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, as_ranges, plain
-from dpscope.analysis.whole_job.summary import Summary, called
+from dpscope.analysis.whole_job.summary import Summary
 from dpscope.analysis.whole_job.waiting import BINS, Row
 from dpscope.profiling.records.finding import grouped
 from dpscope.profiling.records.links import LinkRate
@@ -107,8 +107,8 @@ def waiting_rows(summary: Summary) -> list[TableRow]:
     return [
         {
             "ranks": list(waiting.ranks),
-            "unfinished": waiting.records,
-            "oldest": called(waiting.oldest.call, waiting.oldest.number),
+            "unfinished": list(waiting.records),
+            "oldest": waiting.oldest.name,
             "group": waiting.oldest.call.group.name,
             "group_ranks": list(waiting.oldest.call.group.ranks),
             "waits_for": list(waiting.oldest.awaited),
@@ -210,7 +210,12 @@ _KINDS = (
 )
 _WAITING = (
     Field("ranks", "ranks", text=lambda row: as_ranges(row["ranks"])),
-    Field("unfinished", "unfinished", meaning="Calls that these ranks began and that did not end"),
+    Field(
+        "unfinished",
+        "unfinished",
+        meaning="Calls that each of these ranks began and that did not end",
+        text=lambda row: as_ranges(sorted({*row["unfinished"]})),
+    ),
     Field("oldest call", "oldest", meaning="With its number; a transfer with sender and receiver"),
     Field("its ranks", "group_ranks", text=lambda row: as_ranges(row["group_ranks"])),
     Field(

@@ -1,4 +1,4 @@
-"""A job that stopped: the oldest call that some rank never began, and who that is.
+"""A job that stopped: who waits for whom, and where this ends.
 
 Only what hosts created is recorded. Each rank waits in its oldest unfinished call, for members that
 never began it or have an older unfinished call. The job stopped where this ends, in this order:
@@ -6,35 +6,47 @@ never began it or have an older unfinished call. The job stopped where this ends
 - a rank that never began a call and waits in nothing: its records prove it;
 - a rank in a call that all members began, where it waits for none: its host ran ahead of a device;
 - a rank without a record: it died and may never have begun the call, or its file is lost.
+
+Where no rank is an end, ranks wait for each other in a circle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import Literal
 
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.records import Call, Group, Lane
 from dpscope.profiling.records.finding import grouped
 
 Ranks = tuple[int, ...]
+Cause = Literal["stopped", "device", "missing", "circle"]
 
 
 @dataclass(frozen=True)
-class NotBegun:
-    """A call that some member never began, or may not have begun.
-
-    `waiting` are the ranks in which it had not completed, of which `delayed` have an older such
+class OpenCall:
+    """A call of `members` that had not completed on the ranks `waiting`, of which `delayed` have an older such
     call. Of its other members `stopped` never began it and wait in nothing, `busy` never began it
     and wait in other calls, and `missing` left no record.
     """
 
     call: Call
     number: int
+    members: Ranks
     waiting: Ranks
     delayed: Ranks
     stopped: Ranks
     busy: Ranks
     missing: Ranks
+
+    @property
+    def name(self) -> str:
+        """Its kind and number; of a transfer also sender and receiver within the group."""
+        name = self.call.kind or self.call.name
+        if self.call.pair:
+            name = f"{name} {self.call.pair}"
+        return f"{name} {self.number}"
 
     @property
     def lacking(self) -> Ranks:
@@ -44,49 +56,80 @@ class NotBegun:
     @property
     def awaited(self) -> Ranks:
         """All members that the others wait for."""
-        return tuple(sorted((*self.delayed, *self.lacking)))
-
-    @property
-    def ran_ahead(self) -> bool:
-        """Whether each member that lacks it waits in another call."""
-        return self.lacking == self.busy
+        return _ascending(self.delayed, self.lacking)
 
 
 @dataclass(frozen=True)
 class Waiting:
     """Ranks whose oldest call that had not completed is `oldest`."""
 
-    oldest: NotBegun
+    oldest: OpenCall
     ranks: Ranks
-    records: int  # of these ranks, of any call that had not completed
+    records: tuple[int, ...]  # of each rank, of any call that had not completed
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The records of calls that had not completed; `oldest` is None if every member had begun each
-    of them. `waiting` has the oldest first.
+    """What had not completed: the calls, collectives before transfers, whose numbers are known less
+    well, each by age, and what ranks wait in.
     """
 
     records: int
     ranks: int  # that have such records
     only: bool  # the files hold no other records
-    oldest: NotBegun | None
+    calls: tuple[OpenCall, ...]
     waiting: tuple[Waiting, ...]
-    without_record: Ranks
+
+    @property
+    def cause(self) -> Cause:
+        """What stopped the job: the first of these that is known."""
+        if self.stopped:
+            return "stopped"
+        if self.ends:
+            return "device"
+        if self.missing:
+            return "missing"
+        return "circle"
+
+    @property
+    def may_run(self) -> bool:
+        """Whether records of a running job may look the same, whose hosts run ahead of devices."""
+        return not self.only and self.cause in ("device", "circle")
+
+    @property
+    def not_begun(self) -> list[OpenCall]:
+        """The calls that prove who stopped the job."""
+        return [call for call in self.calls if call.stopped]
+
+    @property
+    def stopped(self) -> Ranks:
+        """The ranks that never began one of these, and wait in nothing."""
+        return _ascending(*(call.stopped for call in self.not_begun))
 
     @property
     def ends(self) -> Ranks:
         """The ranks that wait in a call that all members began, and for no rank."""
-        ranks = [rank for one in self.waiting if not one.oldest.awaited for rank in one.ranks]
-        return tuple(sorted(ranks))
+        return _ascending(*(one.ranks for one in self.waiting if not one.oldest.awaited))
+
+    @property
+    def not_recorded(self) -> list[OpenCall]:
+        """The calls in which a rank waits for one without a record."""
+        oldest = [one.oldest for one in self.waiting]
+        return [call for call in self.calls if call.missing and call in oldest]
 
     @property
     def missing(self) -> Ranks:
-        """Those of `without_record` for which another rank may wait."""
-        calls = [one.oldest for one in self.waiting]
-        if self.oldest is not None:
-            calls.append(self.oldest)
-        return tuple(sorted({rank for call in calls for rank in call.missing}))
+        """The ranks without a record that others wait for."""
+        return _ascending(*(call.missing for call in self.not_recorded))
+
+
+def ranks_in(calls: Sequence[OpenCall]) -> Ranks:
+    """All that wait in these calls."""
+    return _ascending(*(call.waiting for call in calls))
+
+
+def _ascending(*ranks: Ranks) -> Ranks:
+    return tuple(sorted({*chain.from_iterable(ranks)}))
 
 
 @dataclass(frozen=True)
@@ -106,18 +149,22 @@ class _Pending:
 
 
 def unfinished_of(job: RecordedJob) -> Unfinished | None:
-    """What had not completed; None if all had."""
+    """What had not completed; None if all had, or if only calls in flight had not, which all their
+    members began.
+    """
     calls = _UnfinishedCalls(job)
-    if not calls.counts:
-        return None
     records = sum(calls.counts.values())
+    only = records == job.records
+    open_calls = calls.open_calls()
+    lacks_any = any(call.lacking for call in open_calls)
+    if not records or not (only or lacks_any):
+        return None
     return Unfinished(
         records=records,
         ranks=len(calls.counts),
-        only=records == job.records,
-        oldest=calls.oldest_not_begun(),
+        only=only,
+        calls=tuple(open_calls),
         waiting=tuple(calls.waiting()),
-        without_record=tuple(job.missing),
     )
 
 
@@ -160,12 +207,13 @@ class _UnfinishedCalls:
                 begun[key] = max(begun.get(key, -1), last)
         return begun
 
-    def members_of(self, lane: Lane, number: int) -> NotBegun:
+    def members_of(self, lane: Lane, number: int) -> OpenCall:
         """A call with its members by what they did about it."""
         calls = self.by_call[lane, number]
         read = set(self.job.ranks)
+        members = lane.pair_ranks or self.job.members[lane.group]
         stopped, busy, missing = [], [], []
-        for rank in lane.pair_ranks or self.job.members[lane.group]:
+        for rank in members:
             last = self.begun.get((rank, lane.group, lane.pair, lane.attempt), -1)
             if rank not in read:
                 missing.append(rank)
@@ -175,9 +223,10 @@ class _UnfinishedCalls:
                 stopped.append(rank)
         waiting = sorted({call.rank for call in calls})
         delayed = [rank for rank in waiting if self.oldest[rank] != (lane, number)]
-        return NotBegun(
+        return OpenCall(
             call=calls[0].call,
             number=number,
+            members=members,
             waiting=tuple(waiting),
             delayed=tuple(delayed),
             stopped=tuple(stopped),
@@ -185,30 +234,17 @@ class _UnfinishedCalls:
             missing=tuple(missing),
         )
 
-    def oldest_not_begun(self) -> NotBegun | None:
-        """The call that shows best who stopped the job; None if every member began each call.
-
-        Collectives come before transfers, whose numbers are known less well.
-        """
+    def open_calls(self) -> list[OpenCall]:
         keys = sorted(self.by_call, key=lambda key: bool(key[0].pair))
-        calls = {key: self.members_of(*key) for key in keys}
-        of_ranks = set(self.oldest.values())
-        oldest = [calls[key] for key in keys if key in of_ranks]
-        lacked = [call for call in calls.values() if call.lacking]
-        proven = [call for call in lacked if call.stopped]
-        ahead = [call for call in lacked if call.ran_ahead]
-        missing = [call for call in (*oldest, *lacked) if call.missing]
-        likely = (*proven, *missing, *ahead)
-        if any(not call.awaited for call in oldest):
-            likely = (*proven, *ahead, *missing)
-        return next(iter(likely), None)
+        return [self.members_of(*key) for key in keys]
 
     def waiting(self) -> list[Waiting]:
         """By the oldest call of each rank; those first that wait for a rank that waits in nothing."""
         rows = []
         for key, ranks in grouped((key, rank) for rank, key in self.oldest.items()).items():
-            records = sum(self.counts[rank] for rank in ranks)
-            rows.append(Waiting(self.members_of(*key), tuple(sorted(ranks)), records))
+            ranks.sort()
+            records = tuple(self.counts[rank] for rank in ranks)
+            rows.append(Waiting(self.members_of(*key), tuple(ranks), records))
         rows.sort(key=lambda row: row.ranks)
         return sorted(rows, key=lambda row: self.counts.keys() >= {*row.oldest.awaited})
 

@@ -209,8 +209,8 @@ class TraceCode(FindingCode):
     )
     COLLECTIVE_NOT_BEGUN = Code(
         "warning",
-        meaning="When the records of a job's collectives were written, some ranks waited in a "
-        "collective that others had never begun. An error if nothing but unfinished calls is "
+        meaning="When the records of a job's collectives were written, some ranks waited in calls "
+        "that others had never begun, or behind a device that stopped. An error if nothing but unfinished calls is "
         "recorded, as when a watchdog stopped the job.",
         action="look at the named ranks' stacks (py-spy dump) and logs; in a job that was still "
         "running this is normal",

@@ -1,16 +1,19 @@
 """Who stopped a job: the jobs whose authors injected the fault, and made ones."""
 
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.readers import find_files
-from dpscope.analysis.whole_job.job import read_job
-from dpscope.analysis.whole_job.summary import Summary, called, summarise
+from dpscope.analysis.whole_job.job import RecordedJob, read_job
+from dpscope.analysis.whole_job.summary import Summary, summarise
 from dpscope.analysis.whole_job.tables import waiting_rows
-from dpscope.analysis.whole_job.unfinished import Unfinished, unfinished_of
+from dpscope.analysis.whole_job.unfinished import Unfinished, ranks_in, unfinished_of
 from tests.helpers.collective_records import dump, entry, write_dumps
 from tests.helpers.known import known
 from tests.helpers.made_verdicts import said
@@ -22,29 +25,30 @@ def unfinished(folder: Path) -> Unfinished | None:
 
 
 def test_ranks_whose_interpreter_was_held_are_named() -> None:
-    found = unfinished(DATA / "flight_recorder" / "lock_gil")
-    assert found is not None
+    found = known(unfinished(DATA / "flight_recorder" / "lock_gil"))
     assert found.only
-    assert found.oldest is not None
-    assert found.oldest.stopped == (9, 14)
-    assert found.oldest.waiting == (8, 10, 11, 12, 13, 15)
-    assert found.oldest.call.kind == "all_to_all"
-    assert found.oldest.call.group.ranks == tuple(range(8, 16))
+    assert found.stopped == (9, 14)
+    first = found.not_begun[0]
+    assert first.waiting == (8, 10, 11, 12, 13, 15)
+    assert first.call.kind == "all_to_all"
+    assert first.call.group.ranks == tuple(range(8, 16))
 
 
 def test_no_rank_is_named_where_hosts_ran_ahead_of_dead_gpus() -> None:
     folder = DATA / "flight_recorder" / "gpu_error"
-    found = unfinished(folder)
-    assert found is not None
-    assert found.oldest is not None
-    assert found.oldest.ran_ahead
-    assert found.ends == (12, 14)  # the GPUs that its authors stopped
     summary = summarise(read_job(find_files(folder), 1 << 30))
-    texts = " ".join(fact.text for fact in summary.verdict.shown)
-    assert "the chain of waits ends at ranks 12, 14" in texts
-    assert "rank 12 never began all_to_all 20537" in texts
-    assert "calls before it had not completed there, either" in texts
-    assert "look at rank" not in texts.lower()
+    found = known(summary.unfinished)
+    assert found.stopped == ()
+    assert found.ends == (12, 14)  # the GPUs that its authors stopped
+    stopped = known(summary.verdict.fact("stopped"))
+    assert stopped.lines[0] == (
+        "a device or link stopped: the chain of waits ends at ranks 12, 14, in calls that all their members began"
+    )
+    step = said(summary.verdict, "next")
+    assert step == (
+        "NEXT: Look for a failed device (Xid, ECC, links) in the logs, first of ranks 12, 14: no rank is late"
+    )
+    assert summary.verdict.fact("cost") is None
 
 
 def pending(number: int) -> dict[str, object]:
@@ -56,10 +60,7 @@ def test_a_job_that_ended_has_nothing_unfinished(tmp_path: Path) -> None:
 
 
 def test_calls_in_flight_that_all_ranks_began_name_nobody(tmp_path: Path) -> None:
-    found = unfinished(write_dumps(tmp_path, [dump([entry(1), pending(2)])] * 2))
-    assert found is not None
-    assert found.oldest is None
-    assert not found.only
+    assert unfinished(write_dumps(tmp_path, [dump([entry(1), pending(2)])] * 2)) is None
 
 
 def without(tmp_path: Path, *ranks: int, job: str = "lock_gil") -> Summary:
@@ -87,9 +88,8 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
 ) -> None:
     """A dead rank writes no dump."""
     summary = without(tmp_path, *gone)
-    oldest = known(known(summary.unfinished).oldest)
-    assert called(oldest.call, oldest.number) == "all_to_all 45265"
-    assert (oldest.stopped, oldest.missing) == (stopped, missing)
+    found = known(summary.unfinished)
+    assert (found.stopped, found.missing) == (stopped, missing)
     step = said(summary.verdict, "next")
     first = stopped or missing
     assert (
@@ -107,33 +107,95 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
         )
 
 
+CULPRITS = {"lock_gil": {9, 14}, "gpu_error": {12, 14}}
+
+
+def without_up_to_two(job: RecordedJob) -> Iterator[tuple[set[int], Unfinished]]:
+    """What had not completed by the dumps of all ranks but none, one or two."""
+    for count in range(3):
+        for gone in combinations(job.ranks, count):
+            kept = [(rank, process) for rank, process in job.by_rank if rank not in gone]
+            ranks, processes = zip(*kept, strict=True)
+            fewer = replace(job, processes=processes, ranks=ranks, hosts=(None,) * len(ranks))
+            yield set(gone), known(unfinished_of(fewer))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CULPRITS)
+def test_without_any_two_dumps_no_innocent_is_accused(name: str) -> None:
+    """The culprits are proven, or else among those that are said to be possible."""
+    culprits = CULPRITS[name]
+    job = read_job(find_files(DATA / "flight_recorder" / name), 1 << 30)
+    for gone, found in without_up_to_two(job):
+        possible = {*found.missing, *ranks_in(found.not_recorded)}
+        if name == "lock_gil":
+            assert set(found.stopped) == culprits - gone, gone
+            assert found.ends == (), gone
+            assert culprits & gone <= possible, gone
+        else:
+            assert found.stopped == (), gone
+            assert culprits.issuperset(found.ends), gone
+            assert culprits <= {*found.ends, *possible}, gone
+
+
+def test_all_that_never_began_a_call_come_before_those_without_a_record(tmp_path: Path) -> None:
+    """Ranks 1 and 6 send to ranks 9 and 14, which wait in nothing."""
+    summary = without(tmp_path, 8, *range(10, 14), 15)
+    first, missing, _ = known(summary.verdict.fact("stopped")).lines
+    assert first.startswith(
+        "ranks 9, 14 never began calls pending on ranks 1, 6, such as send 0->1 14"
+    )
+    assert missing.startswith(
+        "ranks 8, 10 to 13, 15 left no record, and may never have begun calls"
+    )
+    step = said(summary.verdict, "next")
+    assert step.startswith(
+        "NEXT: Look at ranks 9, 14 first, then at ranks 8, 10 to 13, 15 (no record)"
+    )
+
+
 @pytest.mark.parametrize(
-    ("gone", "ends"),
-    [(0, (12, 14)), (8, (12, 14)), (12, (14,)), (13, (14,)), (14, (12,)), (15, (12,))],
+    ("gone", "ends", "missing"),
+    [(0, (12, 14), False), (8, (12, 14), True), (13, (14,), True), (14, (12,), True)],
 )
 def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
-    tmp_path: Path, gone: int, ends: tuple[int, ...]
+    tmp_path: Path, gone: int, ends: tuple[int, ...], missing: bool
 ) -> None:
-    """The device's failure is the first answer, the lost dump the second."""
+    """The device's failure is the first answer, a lost dump that is waited for the second."""
     summary = without(tmp_path, gone, job="gpu_error")
-    assert known(known(summary.unfinished).oldest).ran_ahead
-    assert known(summary.unfinished).ends == ends
-    *_, ran_ahead, chain, lost = known(summary.verdict.fact("stopped")).lines
-    assert ran_ahead.endswith("hosts ran ahead of a device that stopped")
-    assert chain.endswith(f"ends at {'rank' if len(ends) == 1 else 'ranks'} {as_ranges(ends)}")
-    assert lost.startswith(f"rank {gone} left no record")
+    ranks = f"{'rank' if len(ends) == 1 else 'ranks'} {as_ranges(ends)}"
+    chain, *lost, _ = known(summary.verdict.fact("stopped")).lines
+    assert chain.startswith(f"a device or link stopped: the chain of waits ends at {ranks},")
+    assert [line.partition(",")[0] for line in lost] == [f"rank {gone} left no record"] * missing
     step = said(summary.verdict, "next")
-    first = chain.partition("ends at ")[2]
-    assert f"Look for a failed device in the logs of {first} first, then of all hosts (X" in step
-    assert summary.verdict.fact("cost") is None
-    assert step.endswith(f"add the records of rank {gone}")
+    assert f"first of {ranks}: no rank is late" in step
+    assert step.endswith(f"add the records of rank {gone}") == missing
 
 
-def test_without_both_dead_gpus_ranks_all_wait_for_what_is_missing(tmp_path: Path) -> None:
-    summary = without(tmp_path, 12, 14, job="gpu_error")
-    assert known(summary.unfinished).ends == ()
+@pytest.mark.parametrize(
+    ("gone", "waiting"),
+    [((12, 14), "ranks 0, 2, 8, 10, 13, 15"), ((13, 15), "ranks 1, 3, 9, 11, 12, 14")],
+)
+def test_where_all_wait_for_lost_dumps_devices_of_both_may_have_failed(
+    tmp_path: Path, gone: tuple[int, int], waiting: str
+) -> None:
+    summary = without(tmp_path, *gone, job="gpu_error")
     step = said(summary.verdict, "next")
-    assert step.startswith("NEXT: Look at ranks 12, 14 first: device failed (Xid, ECC), or")
+    assert step.startswith(
+        f"NEXT: Look at ranks {as_ranges(gone)} first, then at the devices of {waiting}: device failed (Xid, ECC), or"
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_no_failed_device(tmp_path: Path) -> None:
+    """Rank 0 is in the first of two groups and rank 1 in the second, and neither began the other."""
+    calls = [pending(5) | {"process_group": (name, name)} for name in ("a", "b")]
+    dumps = [dump([call]) for call in calls]
+    for one in dumps:
+        one["pg_config"] |= {name: {"name": name, "desc": name, "ranks": "[0, 1]"} for name in "ab"}
+    summary = summarise(read_job(find_files(write_dumps(tmp_path, dumps)), 1 << 30))
+    first, _ = known(summary.verdict.fact("stopped")).lines
+    assert first.startswith("ranks wait for each other: they call in unlike orders, or a device")
+    assert "Compare the order in which ranks call" in said(summary.verdict, "next")
 
 
 def test_a_rank_behind_an_older_call_of_its_own_is_no_end(tmp_path: Path) -> None:
@@ -185,8 +247,8 @@ def test_a_rank_that_never_began_a_transfer_is_named_where_all_collectives_were_
         retired=False,
     )
     folder = write_dumps(tmp_path, [dump([entry(1)]), dump([entry(1), received])])
-    oldest = known(known(unfinished(folder)).oldest)
-    assert (called(oldest.call, oldest.number), oldest.stopped) == ("recv 0->1 1", (0,))
+    (call,) = known(unfinished(folder)).not_begun
+    assert (call.name, call.stopped) == ("recv 0->1 1", (0,))
 
 
 def shown(folder: Path) -> list[tuple[str, str]]:
@@ -197,10 +259,7 @@ def shown(folder: Path) -> list[tuple[str, str]]:
 
 def test_collective_not_begun_is_reported_where_a_member_lacks_it(tmp_path: Path) -> None:
     begun, both = dump([entry(1)]), dump([entry(1), pending(2)])
-    stopped = (
-        "rank 1 never began the oldest unfinished call, in which rank 0 waits: "
-        "all_reduce 2 of default_pg (ranks 0, 1, 4.00 kB)"
-    )
+    stopped = "rank 1 never began calls pending on rank 0, such as all_reduce 2 of default_pg (ranks 0, 1, 4.00 kB)"
     assert shown(write_dumps(tmp_path / "lacks", [both, begun])) == [("warning", stopped)]
     # a watchdog writes what had not completed alone: rank 1 began 1 and nothing later
     alone = [dump([pending(2)]), dump([])]
@@ -211,3 +270,14 @@ def test_collective_not_begun_is_reported_where_a_member_lacks_it(tmp_path: Path
     assert shown(write_dumps(tmp_path / "completed", [both, completed])) == []
     later = dump([entry(1), entry(3)])
     assert shown(write_dumps(tmp_path / "later", [both, later])) == []
+
+
+def test_hosts_that_run_ahead_in_a_running_job_are_no_failed_device(tmp_path: Path) -> None:
+    """Rank 0's host is one all-reduce ahead of rank 1's, and the devices are in the one before."""
+    ahead, behind = dump([entry(1), pending(2), pending(3)]), dump([entry(1), pending(2)])
+    summary = summarise(read_job(find_files(write_dumps(tmp_path, [ahead, behind])), 1 << 30))
+    stopped = known(summary.verdict.fact("stopped"))
+    assert stopped.label == "UNFINISHED"
+    assert "or the job still ran: hosts run ahead of devices" in stopped.lines
+    assert {finding.severity for finding in summary.findings} == {"warning"}
+    assert "failed device" not in said(summary.verdict, "next")
