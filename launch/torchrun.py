@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch._C
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes
@@ -63,8 +64,8 @@ class _OneAddress(StaticTCPRendezvous):
 
 
 def main() -> None:
-    """Run torchrun; ended by a signal, exit with status 128 + its number and without a
-    traceback.
+    """Run torchrun; ended by a signal, exit with status 128 + its number. Neither this nor the
+    failure of a rank, which has printed its own, leaves a traceback of torchrun's.
     """
     for name in [
         variable
@@ -86,6 +87,8 @@ def main() -> None:
         _run(arguments)
     except SignalException as error:  # torchrun has ended its processes
         sys.exit(128 + error.sigval)
+    except ChildFailedError as error:
+        sys.exit(str(error))  # which ranks failed, and with what status
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -18,12 +18,14 @@ TRACER_STEPS = 3
 SETTLING_STEPS = 2
 _FEWEST_TIMED = 5  # fewer timed steps give no interval
 
-# 13 steps: 2 of warm-up, 1 traced with 3 around it, 2 that settle, 5 timed; on GPUs 22, since DDP
-# reads its counters in the first 11
-_SHORTER = (
-    "attach with --warmup 2 --traced-steps 1, which needs 13 steps (on GPUs 22), or let the script train longer; if its "
-    "optimizers take turns, end its steps by watch_steps and --steps-by call; if it resumed from a checkpoint, give each "
-    "job its own folder: --work-folders DIR"
+# 2 of warm-up, 1 traced with 3 around it, 2 that settle, 5 timed; on GPUs 22 steps, since DDP reads
+# its counters in the first 11
+_FEWEST_STEPS = 13
+_SHORTER = "attach with --warmup 2 --traced-steps 1, which needs 13 steps (on GPUs 22), or let the script train longer"
+_LONGER = "let the script train at least 13 steps (on GPUs 22)"
+_SEEN_IN_PART = (
+    "if its optimizers take turns, end its steps by watch_steps and --steps-by call; if it resumed from a checkpoint, give "
+    "each job its own folder: --work-folders DIR"
 )
 
 _WATCHED = "take the loop's batches from watch_steps and attach with --steps-by call"
@@ -74,7 +76,8 @@ def advice_for(how: str, steps: int) -> str:
         return _WATCHED
     if not steps:
         return f"if it trains, {_WATCHED}"
-    return _SHORTER
+    more = _LONGER if steps < _FEWEST_STEPS else _SHORTER
+    return f"{more}; {_SEEN_IN_PART}"
 
 
 def no_group() -> str:

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,17 @@ def test_options_of_another_rendezvous_are_refused() -> None:
     assert ended.returncode == 2
     assert "omit --standalone and --rdzv-..." in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_rank_that_fails_is_named_without_torchrun_s_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise ValueError('of the script')\n")
+    command = [sys.executable, "-m", "dpscope.launch.torchrun", "--nproc-per-node=1", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback (most recent call last)") == 1
+    assert "ValueError: of the script" in ended.stderr
+    assert "rank      : 0 (local_rank: 0)" in ended.stderr
+    assert "torch/distributed/run.py" not in ended.stderr

@@ -221,7 +221,11 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
             "the script ended",
             "no torch optimizer stepped, except within a backward pass; if it trains, take the loop",
         ),
-        (UNTIMED, "the script ended", "11 steps of 16 that are needed; attach with --warmup 2"),
+        (
+            UNTIMED,
+            "the script ended",
+            "11 steps of 16 that are needed; let the script train at least 13 steps (on GPUs 22)",
+        ),
         (7, "the script raised KeyError", "7 steps of 16 that are needed; see its error"),
     ],
 )
