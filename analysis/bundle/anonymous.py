@@ -53,8 +53,8 @@ class Anonymizer:
     def __init__(
         self, hosts: Iterable[str], folders: Iterable[Path] = (), scripts: Iterable[str] = ()
     ) -> None:
-        """`hosts` are recorded host names (this machine's is added); paths of `folders` are reduced
-        to their last part.
+        """`hosts` are recorded host names (this machine's is added); paths of `folders` become
+        numbers, too.
 
         Of the commands of attached `scripts` only the names of their options are kept.
         """
@@ -69,9 +69,9 @@ class Anonymizer:
         self._addresses: dict[str, str] = {}
         self._user = _user()
         self._users = {} if self._user is None else {self._user: "user0"}
-        self._folders = sorted(
-            {str(folder.absolute()) for folder in folders}, key=len, reverse=True
-        )
+        paths = sorted({str(folder.absolute()) for folder in folders}, key=len, reverse=True)
+        # a folder within another one comes before it
+        self._folders = {path: f"folder{number}" for number, path in enumerate(paths)}
         # a name before the beginning of it
         names = sorted(self._hosts.keys() - _USUAL_WORDS, key=len, reverse=True)
         self._any_host = re.compile("|".join(map(_as_word, names))) if names else None
@@ -80,8 +80,8 @@ class Anonymizer:
         """The text with these names replaced."""
         for script, options in self._scripts.items():
             text = text.replace(script, options)
-        for folder in self._folders:
-            text = text.replace(folder, Path(folder).name)
+        for folder, number in self._folders.items():
+            text = text.replace(folder, number)
         text = _HOME.sub(
             lambda at: at["homes"] + self._users.setdefault(at["user"], f"user{len(self._users)}"),
             text,

@@ -254,6 +254,9 @@ class RepeatFolder(JobFolder):
         )
 
 
+_NAME_A_RUN = "name a folder that `dpscope run` or `dpscope attach` made"
+
+
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -264,13 +267,10 @@ class RunFolder:
     def manifest(self) -> Manifest:
         """The manifest; raises DpscopeError if this is not a run folder or has another schema."""
         if not self.path.exists():
-            raise DpscopeError(
-                f"{self.path} does not exist; name a folder that `dpscope run` made, or trace files"
-            )
+            raise DpscopeError(f"{self.path} does not exist; {_NAME_A_RUN}")
         if not self.manifest_path.exists():
             raise DpscopeError(
-                f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; "
-                "name a folder that `dpscope run` made, or trace files"
+                f"{self.path} is not a run folder: it has no {MANIFEST_NAME}; {_NAME_A_RUN}"
             )
         return read_manifest(self.manifest_path, Manifest, SCHEMA_VERSION)
 

@@ -42,7 +42,7 @@ def test_the_names_of_trace_files_tell_no_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_paths_users_and_addresses(names: Anonymizer) -> None:
-    assert names.text("/scratch/mmuster/runs/big/cells/a") == "big/cells/a"
+    assert names.text("/scratch/mmuster/runs/big/cells/a") == "folder0/cells/a"
     assert names.text("/home/erika/venv/bin and /home/erika/data, /home/max") == (
         "/home/user1/venv/bin and /home/user1/data, /home/user2"
     )

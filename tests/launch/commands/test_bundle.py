@@ -47,3 +47,12 @@ def test_traces_are_reduced_and_not_bundled() -> None:
     found = CliRunner().invoke(app, ["bundle", str(DATA / "v100x8_ddp_dlrm")])
     assert isinstance(found.exception, DpscopeError)
     assert "holds traces and no run; dpscope reduce " in str(found.exception)
+
+
+def test_what_is_no_run_is_refused_with_what_can_be_bundled(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nosuch", tmp_path):
+        found = CliRunner().invoke(app, ["bundle", str(folder)])
+        assert isinstance(found.exception, DpscopeError)
+        assert str(found.exception).endswith(
+            "; name a folder that `dpscope run` or `dpscope attach` made"
+        )
