@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 V100 = sorted((DATA / "v100x8_ddp_dlrm").glob("*.json.gz"))
-EXAMPLE = ROOT / "tests" / "data" / "run_tiny"
+EXAMPLE = ROOT / "examples" / "run_cpu"
 SCENARIOS = 10_000
 FEWEST_REPEATS = 2
 

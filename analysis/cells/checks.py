@@ -10,11 +10,25 @@ from dpscope.analysis.traces.ranks.job import CounterCheck
 from dpscope.profiling.records.run import Compilation, DeviceMemory
 
 CHECKS = Group("checks", "Checks", needs=run_measured)
+# traced over untraced step, above which no share of a step, no saving and no other step is stated
+SLOWED = 1.5
 
 
 @CHECKS.column("traced/untraced", "ratio", "Mean traced step / median untraced step")
 def tracer_cost(cell: CellView) -> float:
     return quotient(cell.traced_step_us, cell.step_us, NO_STEP)
+
+
+def too_slow_to_trust(tracer_cost: float | None) -> float | None:
+    """The ratio of a traced to an untraced step if it exceeds SLOWED; None otherwise or if
+    unknown.
+    """
+    return tracer_cost if tracer_cost is not None and tracer_cost > SLOWED else None
+
+
+def unreliable_parts(slowed: float) -> str:
+    """What such a ratio means, wherever that is reported."""
+    return f"tracing made a step {slowed:.1f}x as long, so its parts are not reliable"
 
 
 @once

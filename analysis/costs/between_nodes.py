@@ -27,6 +27,18 @@ _LEAST_REACHED = 0.05
 _MOST_REACHED = 1.5
 
 
+class Way(NamedTuple):
+    """How a collective goes over a link of known rate."""
+
+    name: str
+    latency_us: float
+    transfer_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.latency_us + self.transfer_us
+
+
 class Hop(NamedTuple):
     """The latency of one hop, and where it was calibrated, in words."""
 
@@ -134,7 +146,7 @@ def best_way(
     hop_us: float,
     rate: float,
     within: tuple[float, float] | None,
-) -> tuple[str, float, float] | None:
+) -> Way | None:
     """The fastest over so many devices, on nodes of `inside`: its name, and microseconds of latency
     and of transfer.
 
@@ -143,28 +155,39 @@ def best_way(
     transfer of the same collective on the devices of one node; None where it is not known, and
     taken to hold nothing up. A ring and a tree are as slow as the slowest link they go over. A
     hierarchy is a reduce-scatter inside a node, an all-reduce of each share between nodes over the
-    node's link, an all-gather inside. The bytes of a ring: nccl-tests, doc/PERFORMANCE.md.
+    node's link, an all-gather inside. The bytes of a ring: nccl-tests, doc/PERFORMANCE.md; the 2
+    log2 N hops of a tree: Sanders, Speck and Träff, "Two-tree algorithms", 2009.
 
     >>> best_way("all_reduce", 1e6, 8, 2, 0.0, 1e4, (0.0, 20.0))  # 20 inside and 2 x 3/4 MB between; a ring would take 175
-    ('hierarchy', 0.0, 170.0)
+    Way(name='hierarchy', latency_us=0.0, transfer_us=170.0)
     """
-    nodes, factor, inner = (
-        -(-devices // inside),
-        bus_factor(kind, devices),
-        bus_factor(kind, inside),
-    )
-    if factor is None:
+    if bus_factor(kind, devices) is None:
         return None
-    slowest = rate
+    nodes = -(-devices // inside)
+    inner = bus_factor(kind, inside)
+    inner_rate = rate
     if within is not None and inner and within[1] > 0:
-        slowest = min(rate, inner * size / within[1])
-    ways = [(RING, ring_hops(kind, devices) * hop_us, factor * size / slowest)]
-    if nodes > 1 and kind == "all_reduce":
-        ways.append((TREE, 2 * math.ceil(math.log2(nodes)) * hop_us, 2 * size / slowest))
-        if within is not None:
-            between = (bus_factor(kind, nodes) or 0.0) * size / rate
-            ways.append((HIERARCHY, ring_hops(kind, nodes) * hop_us, sum(within) + between))
-    return min(ways, key=lambda way: way[1] + way[2])
+        inner_rate = inner * size / within[1]
+    best = _ring_or_tree(kind, size, devices, hop_us, min(rate, inner_rate))
+    if nodes == 1 or kind != "all_reduce" or within is None:
+        return best
+    between_us = (bus_factor(kind, nodes) or 0.0) * size / rate
+    hierarchy = Way(HIERARCHY, ring_hops(kind, nodes) * hop_us, sum(within) + between_us)
+    on_one_node = _ring_or_tree(kind, size, devices, hop_us, rate)
+    if inner_rate <= rate and hierarchy.total_us < on_one_node.total_us:
+        return on_one_node  # no link within a node is faster than there
+    return min(best, hierarchy, key=lambda way: way.total_us)
+
+
+def _ring_or_tree(kind: str, size: float, devices: int, hop_us: float, rate: float) -> Way:
+    """The faster one over links that all have this rate."""
+    factor = bus_factor(kind, devices) or 0.0
+    ring = Way(RING, ring_hops(kind, devices) * hop_us, factor * size / rate)
+    if kind != "all_reduce":
+        return ring
+    hops = 2 * math.ceil(math.log2(devices))
+    tree = Way(TREE, hops * hop_us, 2 * size / rate)
+    return min(ring, tree, key=lambda way: way.total_us)
 
 
 def _reached(kind: str, known: Known) -> tuple[float | None, str]:

@@ -131,10 +131,20 @@ class Cost:
         names = ("latency_us", "transfer_us", "low_us", "high_us")
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
-    def measured_as(self, time_us: float) -> "Cost":
-        """With the share of latency, but as long as it was measured to be, which leaves no band."""
-        scaled = self.times(time_us / self.total_us if self.total_us > 0 else 1.0)
-        return replace(scaled, low_us=scaled.total_us, high_us=scaled.total_us)
+    def widened(self, by: float) -> "Cost":
+        """With a band to which an independent error is added, in logarithms."""
+        below = math.hypot(self.below, by)
+        above = math.hypot(self.above, by)
+        low_us = self.total_us * math.exp(-below)
+        return replace(self, low_us=low_us, high_us=self.total_us * math.exp(above))
+
+    def between(self, least_us: float, most_us: float) -> "Cost":
+        """With the share of latency, but no shorter and no longer than this, nor its band."""
+        total_us = min(max(self.total_us, least_us), most_us)
+        scaled = self.times(total_us / self.total_us if self.total_us > 0 else 1.0)
+        low_us = min(max(self.low_us, least_us), total_us)
+        high_us = max(min(self.high_us, most_us), total_us)
+        return replace(scaled, low_us=low_us, high_us=high_us)
 
 
 def banded(

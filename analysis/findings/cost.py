@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from dpscope.analysis.cells.checks import unreliable_parts
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, without_interval
@@ -48,7 +49,7 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
 
 def _unreliable(row: CellRow, slowed: float) -> Fact:
     """What is known although tracing slowed the step so much."""
-    lines = [f"unknown: tracing made a step {slowed:.1f}x as long, so its parts are not reliable"]
+    lines = [f"unknown: {unreliable_parts(slowed)}"]
     count = row.collectives_per_step
     if row.bytes_per_step is not None and count is not None:
         size = show_bytes(row.bytes_per_step)

@@ -4,15 +4,13 @@ it, that messages are small.
 
 from collections.abc import Iterator
 
+from dpscope.analysis.cells.checks import too_slow_to_trust
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.units import show_time
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.messages import SMALL, Messages
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run_codes import RunCode
-
-SLOWED = 1.5  # traced over untraced step, above which no share of a step and no saving is stated
-
 
 # traced over untraced step that is reported, and its inverse: tracing shortens no step
 TRACER_COST = 1.15
@@ -37,10 +35,8 @@ def tracing_findings(row: CellRow) -> Iterator[Finding]:
 
 
 def slowed_by_tracing(row: CellRow) -> float | None:
-    """The ratio of a cell's traced to its untraced step if it exceeds SLOWED; None otherwise or if
-    unknown.
-    """
-    return row.tracer_cost if row.tracer_cost is not None and row.tracer_cost > SLOWED else None
+    """How many times as long tracing made a cell's step, where its parts are not reliable."""
+    return too_slow_to_trust(row.tracer_cost)
 
 
 def without_interval(ledger: Ledger | None) -> bool:

@@ -3,6 +3,7 @@ chapter.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -35,13 +36,11 @@ class Predicted(NamedTuple):
     is_base: bool = False  # the scenario differs in nothing from what was measured
 
     @property
-    def change(self) -> str:
-        """The options but the devices, such as ``comm hook fp16``."""
-        options = []
-        for name, word in self.words.items():
-            if name != "devices":
-                options.append(f"{_option(name)} {word}")
-        return " with ".join(options)
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Names and words but the devices."""
+        words = dict(self.words)
+        words.pop("devices", None)
+        return tuple(words.items())
 
 
 _NAME_ONE = "give --devices, --link, --bucket-mb, --batch-size or another scenario"
@@ -49,6 +48,26 @@ _NAME_ONE = "give --devices, --link, --bucket-mb, --batch-size or another scenar
 
 def _option(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _named(scenarios: Sequence[Mapping[str, str]]) -> str:
+    """By their options but the devices, such as ``--bucket-mb 5, 25 with --comm-hook fp16``: one
+    list where they are all its combinations.
+    """
+    options: dict[str, dict[str, None]] = {}
+    for words in scenarios:
+        for name, word in words.items():
+            values = options.setdefault(name, {})
+            values[word] = None
+    combinations = math.prod(map(len, options.values()))
+    if combinations != len(scenarios):
+        return " or ".join(_named([words]) for words in scenarios)
+    lists = []
+    for name, values in options.items():
+        option = name.replace("_", "-")
+        listed = ", ".join(values)
+        lists.append(f"--{option} {listed}")
+    return " with ".join(lists)
 
 
 _MS = Unit("ms", 1e3, 1)
@@ -82,17 +101,29 @@ class RunAnswer:
         return None
 
     @property
+    def as_base(self) -> list[str]:
+        """The scenarios that have no row, as they are the first one."""
+        if self.hint is not None:
+            return []
+        lines = []
+        for predicted in self.predictions:
+            if predicted.is_base:
+                options = _named([predicted.words])
+                lines.append(f"As measured: {options}.")
+        return lines
+
+    @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        changes: dict[str, list[str]] = {}
-        alike = grouped((each.change, each.prediction) for each in self.predictions)
-        for change, predictions in alike.items():
+        scenarios: dict[str, list[Mapping[str, str]]] = {}
+        alike = grouped((each.options, each.prediction) for each in self.predictions)
+        for options, predictions in alike.items():
             reasons = ((each.reason, each.devices) for each in predictions)
             for text in _by_text(reasons, set()):
-                changes.setdefault(text, []).append(change)
+                scenarios.setdefault(text, []).append(dict(options))
         lines = []
-        for text, scenarios in changes.items():
-            named = " or ".join(filter(None, scenarios))
+        for text, refused in scenarios.items():
+            named = _named(refused)
             place = f"{named}, {text}" if named else text
             lines.append(f"No prediction for {place}")
         return lines
@@ -149,7 +180,8 @@ class RunAnswer:
         """Devices and efficiency of the base and of the run's other cells with its batch and
         options.
         """
-        base, cell = self.question.base, self.question.cell
+        base = self.question.base
+        cell = self.question.cell
         alone_us = base.single_us.get(base.batch_size or 0)
         if alone_us is None:
             return []
@@ -168,11 +200,15 @@ class RunAnswer:
         base = self.question.base
         predictions = []
         for words, prediction, _ in self.predictions:
-            predictions.append({**asdict(prediction), "scenario": words})
+            content = asdict(prediction)
+            content["scenario"] = words
+            predictions.append(content)
         own_errors = []
         for cell in self.own.cells:
-            own_errors.append({**asdict(cell), "error": cell.error})
-        content = {
+            content = asdict(cell)
+            content["error"] = cell.error
+            own_errors.append(content)
+        answer = {
             "predictions": predictions,
             "base": {
                 "cell": base.name,
@@ -186,7 +222,7 @@ class RunAnswer:
             "findings": msgspec.to_builtins(wrong_results(self.question.costs.calibration)),
             "own_error": own_errors,
         }
-        return json.dumps(content, indent=1, allow_nan=False)
+        return json.dumps(answer, indent=1, allow_nan=False)
 
 
 def run_answer(
@@ -243,7 +279,7 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     """
     rows = answer.known
     shown = [predicted for predicted in rows if not predicted.is_base]
-    base_rows = [_base_row(answer)] if rows else []
+    base_row = _base_row(answer)
     options = dict.fromkeys(name for words, *_ in answer.predictions for name in words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
@@ -263,9 +299,10 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         for clause in (prediction.rests_on or "").split("; ")
     )
     notes = [*answer.refusals, *facts(answer), *_by_text(basis, answer.predicted_counts)]
+    title = "Predicted steps"
     if shown:
-        notes.append("Low, high: the 90% band. The first row is the base as measured.")
-    return table_of("Predicted steps", fields, [*base_rows, *shown], notes)
+        title = "Predicted steps (low to high: 90% band); first row: the base as measured"
+    return table_of(title, fields, [base_row, *shown], notes)
 
 
 def _base_row(answer: RunAnswer) -> Predicted:
@@ -279,7 +316,7 @@ def _base_row(answer: RunAnswer) -> Predicted:
         base.place.nodes,
         base.batch_size,
         base.step_us,
-        exposed_us=base.exposed_us,
+        exposed_us=base.left_us,
         efficiency=efficiency,
     )
     return Predicted({}, measured, is_base=True)
@@ -346,7 +383,8 @@ def layout(answer: RunAnswer) -> str | None:
     most = max(each.prediction.devices for each in answer.known or answer.predictions)
     if base.place.nodes > 1:
         return f"Layout: full nodes of {counted(base.per_node, 'device')}, as in the base."
-    if most <= base.devices or any("per_node" in words for words, *_ in answer.predictions):
+    stated = any("per_node" in predicted.words for predicted in answer.predictions)
+    if stated or most <= base.devices:
         return None
     return (
         f"Layout assumed: all {most} devices on one node, with the links of the base's {base.devices}; for several "
@@ -360,6 +398,9 @@ def facts(answer: RunAnswer) -> list[str]:
     replayed_us = fmean(profile.step_us for profile in base.profiles)
     error = 100 * abs(replay_error(base))
     error = max(error, 0.01)
+    wrong = []
+    for result in wrong_results(answer.question.costs.calibration):
+        wrong.append(f"{result.message}.")
     every = counted(len(base.every), "traced step")
     mean = f"{show(replayed_us, _MS)} ms on average"
     nearest = f"the {len(base.profiles)} nearest to the median ({mean})"
@@ -367,12 +408,10 @@ def facts(answer: RunAnswer) -> list[str]:
         *answer.limits,
         answer.base_line,
         answer.hint,
+        *answer.as_base,
         layout(answer),
         f"Replay: of {every} of single ranks {nearest} are replayed, each within {error:.2f}%.",
-        *(
-            f"{wrong_result.message}."
-            for wrong_result in wrong_results(answer.question.costs.calibration)
-        ),
+        *wrong,
         answer.own.sentence,
         *(f"Not known: {lack}." for lack in base.lacks),
     ]

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import cell_contentions
+from dpscope.analysis.cells.checks import too_slow_to_trust
 from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.run_data import RunData, load_run
@@ -44,7 +45,8 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     ):
         return UNKNOWN_CONTENTION
     # computing loses 1 - 1/ratio of hidden communication's time
-    ratio, bounds = ledger.contention_ratio, ledger.contention_ratio_interval
+    ratio = ledger.contention_ratio
+    bounds = ledger.contention_ratio_interval
     gamma, low, high = (
         max(0.0, 1 - 1 / max(slowdown, 1e-3)) for slowdown in (ratio, bounds.low, bounds.high)
     )
@@ -67,6 +69,14 @@ def _wait_by_rank_us(ledger: Ledger | None) -> Mapping[int, float]:
     if ledger is None:
         return {}
     return ledger.wait_by_rank_us
+
+
+def _slowed(ledger: Ledger | None, step_us: float) -> float | None:
+    """How many times as long tracing made a step, where its parts are not reliable for that."""
+    if ledger is None:
+        return None
+    tracer_cost = ledger.traced_step_us / step_us
+    return too_slow_to_trust(tracer_cost)
 
 
 def assumed(contention: Contention, job: JobProfile) -> tuple[str, ...]:
@@ -150,6 +160,7 @@ def base_of_loaded(
         wait_by_rank_us=_wait_by_rank_us(ledger),
         largest=max(alike_cell.cell.devices for alike_cell in alike_cells),
         contention=contention,
+        slowed=_slowed(ledger, step_us),
         lacks=(*job.lacks, *assumed(contention, job)),
         host_cores=run.manifest.environment.cpu_count if run.device_type == "cpu" else None,
     )

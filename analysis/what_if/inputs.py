@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.cost import Basis, Cost, Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.missing import Missing
@@ -20,6 +21,7 @@ from dpscope.analysis.what_if.step_profile import (
     HOOK_FACTORS,
     INTERPOLATED,
     Bucketing,
+    MeasuredBucket,
     OtherCollective,
     StepProfile,
     bucket_bytes,
@@ -40,6 +42,7 @@ class Inputs(NamedTuple):
     basis: tuple[str, ...]
     # what the run's all-reduces took over their costs on its own devices, where that is carried on
     contradiction: float
+    noise: tuple[str, ...]  # of the calibration that costs rest on
 
 
 def place_of(base: Base, scenario: Scenario) -> Place:
@@ -90,7 +93,7 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
     """What to replay a profile under; raises Missing."""
     place = setting.place
     buckets = _buckets(base, profile, setting)
-    each, contradiction = _bucket_costs(base, profile, setting, costs, buckets.sizes)
+    each, contradiction = _bucket_costs(base, profile, setting, costs, buckets)
     latency_us = [cost.latency_us for cost in each]
     transfer_us = [cost.transfer_us for cost in each]
 
@@ -118,18 +121,29 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
         kinds = " and ".join(sorted(as_measured))
         basis.append(f"{kinds} as measured: what they cost there is not known")
     total_us = max(sum(latency_us) + sum(transfer_us), 1e-9)
+    as_measured_alone = all(cost.low_us == cost.high_us for cost in each)
     below = sum(cost.below * cost.total_us for cost in each) / total_us
     above = sum(cost.above * cost.total_us for cost in each) / total_us
-    # why the run took longer than modelled is not known, so not how much longer others take
-    disagreement = abs(math.log(contradiction))
     return Inputs(
         prepared=base.prepared(profile, scale_of(base, setting)),
         conditions=conditions,
-        below=math.hypot(below, disagreement),
-        above=math.hypot(above, disagreement),
+        below=below,
+        above=above,
         basis=tuple(basis),
         contradiction=contradiction,
+        noise=() if as_measured_alone else _noise(costs),
     )
+
+
+def _noise(costs: Costs) -> tuple[str, ...]:
+    """That fits of the calibration do not predict its own sizes."""
+    if costs.calibration is None:
+        return ()
+    noisy = [fit for fit in noisy_fits(costs.calibration) if fit.collective == "all_reduce"]
+    if not noisy:
+        return ()
+    message = noise_message(noisy)
+    return (f"NOISY FIT: {message}",)
 
 
 class _Buckets(NamedTuple):
@@ -145,7 +159,8 @@ class _Buckets(NamedTuple):
 
 def _buckets(base: Base, profile: StepProfile, setting: Setting) -> _Buckets:
     """The base's own buckets are taken as they were measured."""
-    hook, bucketing = setting.hook, setting.bucketing
+    hook = setting.hook
+    bucketing = setting.bucketing
     if hook not in HOOK_FACTORS:
         raise Missing(
             f"the hook {hook} is not modelled: measure it (dpscope run --comm-hook {hook})"
@@ -175,31 +190,39 @@ def _cut(base: Base, profile: StepProfile, bucketing: Bucketing, factor: float) 
 
 
 def _bucket_costs(
-    base: Base, profile: StepProfile, setting: Setting, costs: Costs, sizes: Sequence[float]
+    base: Base, profile: StepProfile, setting: Setting, costs: Costs, buckets: _Buckets
 ) -> tuple[list[Cost], float]:
-    """Of an all-reduce of each size, and what the base's own took over their costs.
+    """Of an all-reduce of each bucket, and what the base's own took over their costs.
 
-    The base's own buckets are taken as they were measured. Others take as many times as long as
-    their source gives as these did: errors that both have cancel. What contradicts the run's costs
-    is one number for all scenarios, whichever source theirs have.
+    They take as many times as long as their source gives as the base's own did: errors that both
+    have cancel. What contradicts the run's costs is one number for all scenarios, whichever source
+    theirs have. The base's own buckets on its devices are held to what was measured of them.
     """
-    place, links = setting.place, setting.links
-    modelled = [costs.cost("all_reduce", size, place, links) for size in sizes]
+    place = setting.place
+    links = setting.links
     if place.devices == 1:
-        return modelled, 1.0
-    on_measured_links = place == base.place and not links.replace_any(place)
-    if on_measured_links and _are_measured(profile, sizes):
-        buckets = zip(modelled, profile.buckets, strict=True)
-        return [cost.measured_as(bucket.cost_us) for cost, bucket in buckets], 1.0
+        return [costs.cost("all_reduce", size, place) for size in buckets.sizes], 1.0
+    modelled = [costs.cost("all_reduce", size, place, links) for size in buckets.sizes]
     carried = _carried(base, profile, costs, modelled[0].basis)
     contradiction = _measured_over(profile, lambda size: costs.cost("all_reduce", size, base.place))
-    return [cost.times(carried) for cost in modelled], contradiction
+    # why the run took longer than modelled is not known, so not how much longer others take
+    disagreement = abs(math.log(contradiction))
+    each = [cost.times(carried).widened(disagreement) for cost in modelled]
+    on_measured_links = place == base.place and not links.replace_any(place)
+    if on_measured_links and buckets.ends == profile.bucket_ends:
+        pairs = zip(each, buckets.sizes, profile.buckets, strict=True)
+        return [_by_measured(cost, size, bucket) for cost, size, bucket in pairs], 1.0
+    return each, contradiction
 
 
-def _are_measured(profile: StepProfile, sizes: Sequence[float]) -> bool:
-    """Whether these are the sizes of the profile's buckets."""
-    measured = [bucket.bytes for bucket in profile.buckets]
-    return len(sizes) == len(measured) and np.allclose(sizes, measured, rtol=1e-6)
+def _by_measured(cost: Cost, size: float, bucket: MeasuredBucket) -> Cost:
+    """At most by its bytes from what was measured at another size, and at least that where it is
+    larger: latency alone and bandwidth alone are the ends."""
+    by_latency_us = bucket.cost_us
+    by_bytes_us = bucket.cost_us * size / bucket.bytes
+    least_us = min(by_latency_us, by_bytes_us)
+    most_us = max(by_latency_us, by_bytes_us)
+    return cost.between(least_us, most_us)
 
 
 def _carried(base: Base, profile: StepProfile, costs: Costs, basis: Basis) -> float:
@@ -254,7 +277,8 @@ def _other_us(
 
 def scale_of(base: Base, setting: Setting) -> Scale:
     """How the works change with the batch; raises Missing."""
-    wanted, measured = setting.micro_batch, base.setting.micro_batch
+    wanted = setting.micro_batch
+    measured = base.setting.micro_batch
     if wanted is None or measured is None or wanted == measured:
         return base.traced
     return replace(base.traced, by_samples=_samples_factor(base, wanted, measured))
@@ -326,7 +350,8 @@ def _single_us(base: Base, batch: int) -> float | None:
     batches = sorted(base.single_us)
     if len(batches) < 2:
         return None
-    smallest, largest = batches[0], batches[-1]
+    smallest = batches[0]
+    largest = batches[-1]
     steps_us = [base.single_us[size] for size in batches]
     if smallest <= batch <= largest:
         return float(np.interp(batch, batches, steps_us))

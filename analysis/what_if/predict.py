@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from dpscope.analysis.cells.checks import unreliable_parts
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.left_out import FARTHEST
@@ -25,11 +26,11 @@ from dpscope.analysis.what_if.step_profile import (
     not_reproduced,
 )
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.links import REACHED_RATE
 
 _HOST_BOUND = 0.5  # of the step: from there on a link's effect is in the host's shadow
 # a step on several devices below this share of one device's is no data-parallel training of it
 _IMPOSSIBLE = 0.97
-_QUIET = "calibrate and measure again while no other program runs"
 _AGREE = 1.25  # times by which a run's collectives may differ from their costs without a word
 _MOST_ON_TIME = 48  # steps that are replayed without one rank's lateness
 _OTHERS = frozenset({"all_to_all", "all_gather", "reduce_scatter", "send_recv", "send", "recv"})
@@ -44,6 +45,13 @@ class _Change:
     unsure: Parts
     basis: tuple[str, ...]
     contradiction: float
+    noise: tuple[str, ...]  # of the calibration that costs rest on
+
+    def as_least(self) -> "_Change":
+        """Where a layout over several nodes would be shorter."""
+        costs, *others = self.basis
+        words = f"no shorter than on one node, whose costs are {costs}"
+        return replace(self, basis=(words, *others))
 
 
 def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
@@ -59,11 +67,8 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
-        replays = [
-            _replayed(base, measured, profile, setting, costs)
-            for measured, profile in _profiles(base, setting.on_time)
-        ]
-        return _joined(base, setting, costs, unanswered, replays)
+        changes = _changes(base, setting, costs)
+        return _joined(base, setting, costs, unanswered, changes)
     except Missing as unknown:
         return replace(unanswered, reason=str(unknown))
 
@@ -95,9 +100,10 @@ def _host_bound(base: Base) -> str | None:
     share = _host_share(base)
     if share <= _HOST_BOUND:
         return None
+    percent = 100 * share
     return (
-        f"the CPU bounds this step: the GPU waits for launches in {100 * share:.0f}% of it, which hides what links, buckets "
-        "and hooks change; first trace a larger batch, or use torch.compile"
+        f"the CPU bounds this step: the GPU waits for launches in {percent:.0f}% of it, which hides what links, buckets "
+        "and hooks change: less exposed communication does not shorten it; first trace a larger batch, or use torch.compile"
     )
 
 
@@ -123,7 +129,8 @@ def _host_share(base: Base) -> float:
         for profile in base.profiles:
             prepared = base.prepared(profile, AS_IT_WAS)
             launched_us = Replay(prepared, silent(profile)).step_us
-            shares.append((launched_us - prepared.length_us) / profile.step_us)
+            waiting_us = launched_us - prepared.length_us
+            shares.append(waiting_us / profile.step_us)
         return max(shares)
 
     return base.once("host share", largest_share)
@@ -131,9 +138,13 @@ def _host_share(base: Base) -> float:
 
 def _base_refusal(base: Base) -> str | None:
     """Why nothing at all is predicted from this base."""
+    if base.slowed is not None:
+        unreliable = unreliable_parts(base.slowed)
+        return f"{unreliable}: trace a larger batch, or choose another cell"
     off = max(map(base_error, base.profiles), key=abs)
     if abs(off) > MOST_OFF:
-        percent = f"{100 * off:+.1f}%"
+        percent_off = 100 * off
+        percent = f"{percent_off:+.1f}%"
         return (
             f"the replay of the base is {percent} off its measured step, as its trace has something not modelled: "
             "trace other steps, or choose another cell"
@@ -188,9 +199,10 @@ def _profiles(base: Base, rank: int | None) -> list[tuple[StepProfile, StepProfi
     """
     if rank is None:
         return [(profile, profile) for profile in base.profiles]
-    ranks = sorted({recorded.rank for recorded in base.every if recorded.rank is not None})
-    named = ", ".join(map(str, ranks))
-    traced = f"ranks with traces: {named or 'none'}"
+    recorded = {profile.rank for profile in base.every}
+    ranks = sorted(number for number in recorded if number is not None)
+    named = ", ".join(map(str, ranks)) or "none"
+    traced = f"ranks with traces: {named}"
     if ranks and rank not in ranks:
         raise Missing(f"no rank {rank} was traced; {traced}")
     if len(ranks) < 2:
@@ -209,6 +221,34 @@ def _without_lateness(base: Base, rank: int) -> list[tuple[StepProfile, StepProf
     return pairs[::every_nth]
 
 
+def _changes(base: Base, setting: Setting, costs: Costs) -> list[_Change]:
+    """Of each profile; raises Missing.
+
+    More nodes than the base's one shorten no step: the latency between them may not be known.
+    """
+    changes = [
+        _replayed(base, measured, profile, setting, costs)
+        for measured, profile in _profiles(base, setting.on_time)
+    ]
+    place = setting.place
+    measured_nodes = base.place.nodes
+    if place.nodes == 1 or measured_nodes > 1:
+        return changes
+    one_node = Place(place.devices, place.devices)
+    within = setting._replace(place=one_node, links=replace(setting.links, inter=None))
+    try:
+        on_one_node = _changes(base, within, costs)
+    except Missing:
+        return changes
+    if _mean_step_us(changes) >= _mean_step_us(on_one_node):
+        return changes
+    return [change.as_least() for change in on_one_node]
+
+
+def _mean_step_us(changes: Sequence[_Change]) -> float:
+    return fmean(change.step_us for change in changes)
+
+
 def _replayed(
     base: Base, measured: StepProfile, profile: StepProfile, setting: Setting, costs: Costs
 ) -> _Change:
@@ -220,17 +260,18 @@ def _replayed(
     now = base.replayed(measured, base.contention.gamma)
     step_us = max(base.step_us + then.step_us - now.step_us, 1.0)
     # the base's is of all ranks, and without one rank's lateness the others alone are replayed
-    measured_us = base.exposed_us
+    measured_us = base.left_us
     if measured_us is None or setting.on_time is not None:
         measured_us = now.exposed_us
     exposed_us = measured_us + then.exposed_us - now.exposed_us
-    exposed_us = max(0.0, exposed_us)
+    left_us = max(0.0, step_us - inputs.prepared.computing_us(inputs.conditions.passes))
     return _Change(
         step_us=step_us,
-        exposed_us=min(exposed_us, step_us),
+        exposed_us=min(max(0.0, exposed_us), left_us),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
         contradiction=inputs.contradiction,
+        noise=inputs.noise,
     )
 
 
@@ -238,17 +279,19 @@ def _joined(
     base: Base, setting: Setting, costs: Costs, unanswered: Prediction, changes: Sequence[_Change]
 ) -> Prediction:
     """The mean over the profiles, with its band; raises Missing where costs leave it too wide."""
-    alone_us, alone_basis = _one_device(base, setting, costs)
     disagreement = _disagreement([change.contradiction for change in changes])
-    step_us = fmean(change.step_us for change in changes)
+    step_us = _mean_step_us(changes)
     exposed_us = fmean(change.exposed_us for change in changes)
-    basis = [*changes[0].basis, *disagreement]
+    noise = changes[0].noise
+    basis = [*changes[0].basis, *disagreement, *noise]
     if unanswered.devices == 1:
+        alone_us, alone_basis = _one_device(base, setting, costs)
         step_us = alone_us or step_us
         exposed_us = 0.0
         basis = [alone_basis]
 
-    exposed_share = max(change.exposed_us / change.step_us for change in changes)
+    exposed_shares = [change.exposed_us / change.step_us for change in changes]
+    exposed_share = max(exposed_shares)
     unsure = [change.unsure for change in changes]
     times_largest = unanswered.devices / base.largest
     below, above = half_band(base, setting, unsure, exposed_share, times_largest)
@@ -256,12 +299,14 @@ def _joined(
     high_us = step_us * math.exp(above)
     open_by_costs = math.exp(by_costs(unsure))
     if setting != base.setting and open_by_costs > WIDEST:
-        raise Missing("; ".join([_too_wide(low_us, high_us), *disagreement, _QUIET]))
+        band = _too_wide(low_us, high_us)
+        action = _narrower(setting, costs)
+        raise Missing("; ".join([band, *disagreement, *noise, action]))
 
     basis += _rests_on(base, setting)
     efficiency = None
     try:
-        efficiency = _efficiency(base, setting, alone_us, step_us)
+        efficiency = _efficiency(base, setting, step_us)
     except Missing as unknown:
         basis.append(f"no efficiency: {unknown}")
     rests_on = "; ".join(basis)
@@ -283,9 +328,21 @@ def _too_wide(low_us: float, high_us: float) -> str:
     return f"the 90% band would be {low} to {high} ms, as collectives' costs are too uncertain"
 
 
+def _narrower(setting: Setting, costs: Costs) -> str:
+    """The measurement that would make costs more certain."""
+    place = setting.place
+    link = setting.links.on(place)
+    if link is not None and link.source != REACHED_RATE:
+        return f'measure what {link.name} reaches, and give --link "reached RATE"'
+    if costs.fit("all_reduce", place) is None:
+        return f"calibrate on {place} devices"
+    return "calibrate and measure again while no other program runs"
+
+
 def _disagreement(contradictions: Sequence[float]) -> list[str]:
     """That the run's collectives took longer or shorter than their costs, if they did."""
-    least, most = min(contradictions), max(contradictions)
+    least = min(contradictions)
+    most = max(contradictions)
     if least >= 1 / _AGREE and most <= _AGREE:
         return []
     times = f"{least:.2g}"
@@ -296,15 +353,14 @@ def _disagreement(contradictions: Sequence[float]) -> list[str]:
     return [f"{took}: carried on, so the band is wider"]
 
 
-def _efficiency(base: Base, setting: Setting, alone_us: float | None, step_us: float) -> float:
-    """t_1 / t_N; raises Missing."""
-    if not _measured_alone(base, setting):
-        raise Missing("no step of one device was measured at this batch")
+def _efficiency(base: Base, setting: Setting, step_us: float) -> float:
+    """t_1 as measured at the same batch over t_N; raises Missing."""
+    alone_us = base.single_us.get(setting.batch_size or 0)
     if alone_us is None:
-        raise Missing("one device's step at this batch is not known")
+        raise Missing("no step of one device was measured at this batch")
     if step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
         alone_ms = f"{alone_us / 1e3:.3g} ms"
-        raise Missing(f"one device's step would be {alone_ms}, longer than this one")
+        raise Missing(f"one device's step is {alone_ms}, longer than this one")
     return alone_us / step_us
 
 
@@ -331,18 +387,21 @@ def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | Non
     if alone_us == same_batch_us:
         basis = "one device's step as it was measured"
     longer = alone_us / same_batch_us
-    return longer * base.single_us[batch_size], basis
+    measured_us = base.single_us[batch_size]
+    return longer * measured_us, basis
 
 
 def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:
     """The step of a setting's compute on one device, as its replay has it; raises Missing."""
-    alone = setting._replace(place=Place(1, 1), on_time=None)
+    one_device = Place(1, 1)
+    alone = setting._replace(place=one_device, on_time=None)
 
     def mean_us() -> float:
         changes = [_replayed(base, profile, profile, alone, costs) for profile in base.profiles]
         return fmean(change.step_us for change in changes)
 
-    return base.once(("alone", alone.micro_batch, alone.accumulate), mean_us)
+    key = ("alone", alone.micro_batch, alone.accumulate)
+    return base.once(key, mean_us)
 
 
 def _core_limit(base: Base, place: Place) -> str | None:
@@ -361,16 +420,22 @@ def _same_buckets(base: Base, bucketing: Bucketing) -> bool:
     """Whether another cap cuts the gradients as the base's does."""
     if bucketing.cap_mib == base.bucketing.cap_mib:
         return False
-    return all(
-        tuple(bucket_ends(profile.gradients.bytes.tolist(), bucketing)) == profile.bucket_ends
-        for profile in base.profiles
-    )
+    for profile in base.profiles:
+        sizes_bytes = profile.gradients.bytes.tolist()
+        ends = bucket_ends(sizes_bytes, bucketing)
+        if tuple(ends) != profile.bucket_ends:
+            return False
+    return True
 
 
 def _rests_on(base: Base, setting: Setting) -> list[str]:
     """What a prediction rests on in addition to its costs."""
     place = setting.place
     clauses = []
+    left = place.devices % place.per_node
+    if left:
+        full_nodes = counted(place.devices // place.per_node, "node")
+        clauses.append(f"layout: {full_nodes} of {place.per_node} devices and one of {left}")
     if _same_buckets(base, setting.bucketing):
         size = show_bytes(base.profiles[0].gradients.total_bytes)
         buckets = counted(len(base.profiles[0].bucket_ends), "bucket")

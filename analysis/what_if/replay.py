@@ -99,10 +99,12 @@ class Prepared:
     """
 
     def __init__(self, profile: StepProfile, scale: Scale = AS_IT_WAS) -> None:
-        works, after = profile.works, profile.gradients.after
+        works = profile.works
+        after = profile.gradients.after
         by_samples = np.where(works.by_samples, scale.by_samples, 1.0)
         busy_us = works.busy_us * scale.busy * by_samples
-        self.profile, self.scale = profile, scale
+        self.profile = profile
+        self.scale = scale
         self._busy_us = np.concatenate(([0.0], np.cumsum(busy_us)))
         self._length_us = np.concatenate(([0.0], np.cumsum(busy_us + works.gap_us)))
         launched_us = np.where(
@@ -118,6 +120,7 @@ class Prepared:
         self.length_us = float(self._length_us[-1])
         last_gradient = int(after[-1]) if len(after) else 0
         self.pass_us = self._pass_us(last_gradient)
+        self._pass_busy_us = float(self._busy_us[last_gradient])
         reach = np.cumsum(profile.gradients.bytes)
         self.reach = (reach / reach[-1]).tolist() if len(reach) else []
         self._points: dict[tuple[int, ...], list[Point]] = {}
@@ -131,6 +134,11 @@ class Prepared:
             if until in self._waits:
                 host = now
         return now
+
+    def computing_us(self, passes: int) -> float:
+        """How long the device is busy in a step of so many forward and backward passes."""
+        further = passes - 1
+        return self.busy_us + further * self._pass_busy_us
 
     def _stretch(self, begin: int, end: int) -> Stretch:
         ahead_us = float(self._ahead_us[begin:end].max(initial=NEVER))

@@ -5,6 +5,7 @@ data. Microseconds, bytes.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from dpscope.analysis.costs.cost import Links, Place
@@ -75,7 +76,8 @@ class Base:
     `step_us` is the untraced step where known, `exposed_us` its exposed communication, `spread` half a 90% band of
     it in logarithms, by its repeats. `single_us` is t_1 by batch per device. `method_error` is half
     a 90% band of the method on this run's other cells, None if there is none. `profiles` are the
-    typical ones of `every`.
+    typical ones of `every`. `slowed` is how many times as long tracing made a step, where its parts
+    are not reliable for that.
     """
 
     __repr__ = short_repr
@@ -101,6 +103,7 @@ class Base:
     contention: Contention = UNKNOWN_CONTENTION
     # by what the trace's times are scaled, so that the replay is as long as the untraced step
     traced: Scale = AS_IT_WAS
+    slowed: float | None = None
     lacks: tuple[str, ...] = ()
     # of a host whose processes compute on its cores; None where devices compute
     host_cores: int | None = None
@@ -131,6 +134,14 @@ class Base:
             return Replay(self.prepared(profile, self.traced), measured_conditions(profile, gamma))
 
         return self.once((id(profile), gamma), replayed)
+
+    @cached_property
+    def left_us(self) -> float | None:
+        """Exposed communication, no longer than what computing leaves of the untraced step."""
+        if self.exposed_us is None or self.slowed is not None:
+            return None
+        computing = [self.prepared(profile, self.traced).busy_us for profile in self.profiles]
+        return min(self.exposed_us, max(0.0, self.step_us - fmean(computing)))
 
     @cached_property
     def place(self) -> Place:

@@ -122,6 +122,8 @@ def whatif(request: WhatIfRequest) -> None:
         answered = answer.run_answer(
             question, errors, scenario_options.placed(question.base, scenarios)
         )
+    if answered.hint is not None and any(requested.values()):
+        raise DpscopeError(answered.hint)
     if request.output_format == "json":
         write_out(answered.as_json() + "\n")
     else:

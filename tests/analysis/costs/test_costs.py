@@ -7,6 +7,7 @@ from dataclasses import replace as replace_dataclass
 import pytest
 from msgspec.structs import replace
 
+from dpscope.analysis.costs.between_nodes import best_way
 from dpscope.analysis.costs.collective_forecast import forecasts
 from dpscope.analysis.costs.contention import contention_of
 from dpscope.analysis.costs.cost import Cost, Links, Place
@@ -49,13 +50,15 @@ def test_a_layout_that_was_calibrated_is_taken_as_it_is() -> None:
     assert found.words == "calibrated on 2x2 devices"
 
 
-def test_a_cost_as_long_as_measured_keeps_its_share_of_latency() -> None:
+def test_a_cost_held_to_what_was_measured_keeps_its_share_of_latency() -> None:
     modelled = replace_dataclass(
         cost(costs(), 4, 2), latency_us=10.0, transfer_us=30.0, low_us=20.0, high_us=80.0
     )
-    measured = modelled.measured_as(80.0)
+    measured = modelled.between(80.0, 80.0)
     assert (measured.latency_us, measured.transfer_us) == (20.0, 60.0)
     assert (measured.low_us, measured.high_us) == (80.0, 80.0)
+    inside = modelled.between(30.0, 60.0)
+    assert (inside.total_us, inside.low_us, inside.high_us) == (40.0, 30.0, 60.0)
 
 
 def test_latency_at_a_calibrated_count_has_the_share_of_the_reports_fit() -> None:
@@ -124,13 +127,24 @@ def test_contention_is_that_of_as_many_nodes() -> None:
 FAST, SLOW = LinkRate(10.0, "fast", "sheet"), LinkRate(0.01, "slow", "sheet")
 
 
-def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
-    """2x2 by a tree: two hops of 100/6 and 2 MB at 10 GB/s, as within a node; a hierarchy takes 10
-    us more, a ring 17.
+@pytest.mark.parametrize("inside", [8, 4, 3, 1])
+def test_a_ring_and_a_tree_are_candidates_on_every_layout(inside: int) -> None:
+    """8 devices at 10 GB/s: few bytes take a tree's 6 hops, many a ring's 14 and 2 x 7/8 of them."""
+    few = known(best_way("all_reduce", 1.0, 8, inside, 10.0, 1e4, None))
+    many = known(best_way("all_reduce", 1e9, 8, inside, 10.0, 1e4, None))
+    assert (few.name, few.latency_us) == ("tree", 60.0)
+    assert (many.name, many.latency_us) == ("ring", 140.0)
+    assert (few.transfer_us, many.transfer_us) == pytest.approx((2e-4, 175_000))
 
-    With a slow link within it is the hierarchy: two hops between, 1 MB at 10 GB/s, two hops of 5
-    within, 1 MB at 0.01 GB/s."""
-    assert cost(costs(), 4, 2, Links(inter=FAST)).total_us == pytest.approx(100 / 3 + 200, rel=0.02)
+
+def test_a_stated_link_within_a_node_counts_over_several_nodes() -> None:
+    """2x2 by a hierarchy: two hops of 100/6 and 1 MB at 10 GB/s between, 10 us and 1 MB at 10 GB/s
+    within; a ring takes 7 us more, a tree of four hops 24.
+
+    With a slow link within: two hops between, 1 MB at 10 GB/s, two hops of 5 within, 1 MB at 0.01
+    GB/s."""
+    fast = cost(costs(), 4, 2, Links(inter=FAST))
+    assert fast.total_us == pytest.approx(100 / 3 + 100 + 110, rel=0.005)
     slow = cost(costs(), 4, 2, Links(SLOW, FAST))
     assert slow.total_us == pytest.approx(100 / 3 + 10 + 100_000 + 100, rel=0.001)
     assert "; within a node slow: specification" in slow.words

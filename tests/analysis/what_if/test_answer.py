@@ -96,10 +96,31 @@ def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
 
 
 def test_a_refusal_names_its_scenarios() -> None:
+    """All combinations of two options as lists, others one by one."""
     refused = Prediction(2, 1, 8, reason="too uncertain")
-    asked = [Predicted({"comm_hook": hook, "devices": "2"}, refused) for hook in ("fp16", "bf16")]
-    (line,) = RunAnswer(Question(BASE, COSTS), CellErrors(()), tuple(asked)).refusals
-    assert line == "No prediction for comm hook fp16 or comm hook bf16, 2 devices: too uncertain."
+    scenarios = [
+        Predicted({"comm_hook": hook, "bucket_mb": cap, "devices": "2"}, refused)
+        for hook in ("fp16", "bf16")
+        for cap in ("1", "5")
+    ]
+
+    def line(*predictions: Predicted) -> str:
+        (found,) = RunAnswer(Question(BASE, COSTS), CellErrors(()), predictions).refusals
+        return found
+
+    every = "--comm-hook fp16, bf16 with --bucket-mb 1, 5, 2 devices: too uncertain."
+    assert line(*scenarios) == f"No prediction for {every}"
+    some = "--comm-hook fp16 with --bucket-mb 1 or --comm-hook bf16 with --bucket-mb 5"
+    assert (
+        line(scenarios[0], scenarios[3]) == f"No prediction for {some}, 2 devices: too uncertain."
+    )
+
+
+def test_a_scenario_that_is_the_base_is_named() -> None:
+    scenarios = [({"accumulate": str(count)}, Scenario(accumulate=count)) for count in (1, 2)]
+    answer = run_answer(Question(BASE, COSTS), CellErrors(()), scenarios)
+    assert "As measured: --accumulate 1." in facts(answer)
+    assert answer.tables["what_if"].title.endswith("first row: the base as measured")
 
 
 def test_the_first_row_is_the_measured_base() -> None:

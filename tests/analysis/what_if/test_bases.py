@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from dpscope.analysis.findings.cost import cost_fact
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -23,6 +24,7 @@ from dpscope.analysis.what_if.cell_errors import errors_of_cells
 from dpscope.analysis.what_if.predict import predict
 from dpscope.analysis.what_if.scenario import Scenario
 from dpscope.profiling.store.errors import DpscopeError
+from tests.helpers.examples import FIVE_REPEATS, loaded, reported
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS
 from tests.helpers.run_cells import in_cell, optioned, run_of
@@ -44,6 +46,18 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(
         DpscopeError, match=re.escape("which a base must be (4 devices share 2 cores); measure one")
     ):
         base_of_loaded(alone)
+
+
+@pytest.mark.long
+def test_tracing_that_slows_a_step_does_so_for_every_command(question: Question) -> None:
+    """The cost that `dpscope analyze` refuses to state is not predicted from either."""
+    row = reported().comparison.rows[question.base.name]
+    assert question.base.slowed == pytest.approx(known(row.tracer_cost))
+    why = str(predict(question.base, Scenario(devices=4), question.costs).reason)
+    (cost, *_) = cost_fact(row, False, "").lines
+    assert cost.removeprefix("unknown: ") == why.split(":")[0]
+    quiet = base_of_loaded(loaded(FIVE_REPEATS))
+    assert quiet.base.slowed is None
 
 
 def test_the_measured_contention_is_used_before_any_assumption() -> None:

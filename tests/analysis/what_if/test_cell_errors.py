@@ -41,6 +41,7 @@ def test_only_cells_that_a_scenario_describes_show_the_error(
 @pytest.mark.long
 def test_the_error_of_one_other_cell_is_used_and_named(question: Question, cell: Job) -> None:
     """The error is not called assumed where a cell measures it."""
+    question = replace(question, base=replace(question.base, slowed=None))
     other = optioned(cell, 1.2, bucket_mb=5.0)
     run = replace(known(question.run), cells={**known(question.run).cells, other.cell.name: other})
     measured, errors = with_cell_errors(replace(question, run=run))

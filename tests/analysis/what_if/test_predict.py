@@ -5,6 +5,7 @@ refusal.
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +26,7 @@ from dpscope.profiling.records.links import REACHED_RATE, Interconnect, LinkRate
 from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, BUCKETS, CAP, COSTS, PROFILE, profile, works
+from tests.helpers.run_cells import calibration
 
 
 def prediction(
@@ -82,8 +84,7 @@ HALF = Contention(0.5, 0.5, 0.5)
         # by the ring, factor 1 at 2, 2 x 3/4 at 4: 30 us each: 150-180, 200-230, 240
         (BASE, COSTS, {"devices": 4}, 240, 30),
         (BASE, COSTS, {"accumulate": 2}, 430, 20),  # another 200 of forward and backward
-        # twice the samples: forward and backward 400, 20 exposed, optimizer 10; t_1 scales alike:
-        # 410 of 430, as 210 of 210
+        # twice the samples: forward and backward 400, 20 exposed, optimizer 10
         (BASE, COSTS, {"batch_size": 8}, 430, 20),
         (BASE, COSTS, {"batch_size": 8, "accumulate": 2}, 430, 20),
         # batches of one device far from the base's show nothing of it: by the samples
@@ -127,7 +128,8 @@ def test_steps_by_pocket_calculation(
     assert found.step_us == pytest.approx(step_us, abs=0.01)
     if exposed_us is not None:
         assert found.exposed_us == pytest.approx(exposed_us, abs=0.01)
-        assert base is not BASE or found.efficiency == pytest.approx(1 - exposed_us / step_us)
+    if base is BASE and exposed_us is not None and found.batch_size in base.single_us:
+        assert found.efficiency == pytest.approx(1 - exposed_us / step_us)
     assert scenario != {"accumulate": 4} or found.batch_size == 16
 
 
@@ -163,10 +165,12 @@ def test_costs_that_the_run_contradicts_are_said_to_and_widen_the_band() -> None
     assert "their known cost" not in str(agreeing.rests_on)
     assert known(agreeing.high_us) < 300
     contrary = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 2.0})
-    assert (
-        "as collectives' costs are too uncertain; the run's own all-reduces took 10 times"
-        in reason(costs=contrary, devices=4)
-    )
+    refused = reason(costs=contrary, devices=4)
+    assert "costs are too uncertain; the run's own all-reduces took 10 times" in refused
+    assert refused.endswith("; calibrate on 4 devices")
+    slow = Links(intra=LinkRate(0.5, "slow", "sheet"))
+    stated = reason(costs=contrary, devices=4, links=slow)
+    assert stated.endswith('; measure what slow reaches, and give --link "reached RATE"')
 
 
 def test_a_cap_that_cuts_the_gradients_as_before_is_said_to_change_nothing() -> None:
@@ -175,6 +179,67 @@ def test_a_cap_that_cuts_the_gradients_as_before_is_said_to_change_nothing() -> 
     assert "2 buckets: this cap changes nothing" in str(alike.rests_on)
     apart = predict(BASE, Scenario(bucket_mb=100 * cap_mib), COSTS)
     assert "this cap changes nothing" not in str(apart.rests_on)
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3])
+@pytest.mark.parametrize("base", [BASE, WITH_BROADCAST])
+def test_more_nodes_shorten_no_step(base: Base, per_node: int) -> None:
+    """Over a link without latency, whose rate bounds nothing; on one node the base's transfers take
+    30 us on four devices."""
+    on_one_node = predict(base, Scenario(devices=4), BOTH_COSTS)
+    free = Links(inter=parse_link("100000000Gb/s"))
+    spread = predict(base, Scenario(devices=4, per_node=per_node, links=free), BOTH_COSTS)
+    assert spread.nodes > on_one_node.nodes == 1
+    assert spread.step_us == on_one_node.step_us
+    assert "no shorter than on one node, whose costs are transfers" in str(spread.rests_on)
+    slow = Links(inter=parse_link("1GB/s"))
+    slower = predict(base, Scenario(devices=4, per_node=per_node, links=slow), BOTH_COSTS)
+    assert known(slower.step_us) > known(on_one_node.step_us)
+    assert "no shorter" not in str(slower.rests_on)
+    uneven = "layout: 1 node of 3 devices and one of 1" in str(slower.rests_on)
+    assert uneven is (per_node == 3)
+
+
+def test_half_of_the_bytes_on_the_same_devices_take_at_most_as_long() -> None:
+    """However unlike their costs the base's collectives were: 10 to 20 us of each bucket."""
+    certain = replace(BASE, spread=0.0, method_error=0.0)
+    tenth = Costs(place=Place(2, 2), transfers={("all_reduce", 1e6): 2.0})
+    found = predict(certain, Scenario(hook="fp16"), tenth)
+    assert found.step_us == pytest.approx(220)
+    assert known(found.low_us) == pytest.approx(220)
+    assert known(found.high_us) == pytest.approx(230, rel=0.001)
+
+
+def test_a_step_that_tracing_slowed_predicts_nothing() -> None:
+    slowed = replace(BASE, slowed=2.04)
+    expected = "tracing made a step 2.0x as long, so its parts are not reliable: trace"
+    assert reason(slowed, devices=4).startswith(expected)
+    assert slowed.left_us is None
+
+
+def test_exposed_communication_is_what_computing_leaves() -> None:
+    """210 of 230 us; half the bytes leave 10 of 220."""
+    traced = replace(BASE, exposed_us=90.0)
+    assert traced.left_us == pytest.approx(20)
+    for scenario, left_us in (({}, 20), ({"hook": "fp16"}, 10), ({"devices": 4}, 30)):
+        found = predict(traced, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
+        assert found.exposed_us == pytest.approx(left_us)
+    # another forward and backward computes for 200
+    twice = predict(traced, Scenario(accumulate=2), COSTS)
+    assert twice.exposed_us == pytest.approx(20)
+
+
+def test_a_noisy_fit_is_named_wherever_it_is_used() -> None:
+    """20 us of 1 MB at 50 GB/s."""
+    lines = calibration({"all_reduce": (0.0, 50.0)})
+    (fit,) = lines.fits
+    noisy = msgspec.structs.replace(fit, prediction_relative_error=0.6)
+    costs = Costs(calibration=msgspec.structs.replace(lines, fits=(noisy,)), place=Place(2, 2))
+    expected = "NOISY FIT: the calibration's fit is off by up to 60% (all_reduce, 2 devices)"
+    assert expected in str(predict(BASE, Scenario(bucket_mb=25.0), costs).rests_on)
+    assert "NOISY" not in str(predict(BASE, Scenario(), costs).rests_on)
+    quiet = Costs(calibration=lines, place=Place(2, 2))
+    assert "NOISY" not in str(predict(BASE, Scenario(bucket_mb=25.0), quiet).rests_on)
 
 
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
@@ -263,10 +328,17 @@ def test_more_processes_than_the_cores_of_their_host_are_told() -> None:
 
 
 def test_an_efficiency_needs_a_measured_step_of_one_device_at_the_batch() -> None:
-    """The replay without its other devices is no baseline."""
-    assert question().efficiency is not None
-    for unmeasured in ({}, {32: 1000.0}):
-        found = question(replace(BASE, single_us=unmeasured))
+    """Neither the replay without its other devices nor another batch is a baseline."""
+    assert question().efficiency == pytest.approx(210 / 230)
+    measured = question(HEAVY, batch_size=8)
+    assert measured.efficiency == pytest.approx(360 / known(measured.step_us))
+    three = replace(HEAVY, single_us={4: 210.0, 16: 660.0})
+    for found in (
+        question(replace(BASE, single_us={})),
+        question(replace(BASE, single_us={32: 1000.0})),
+        question(three, batch_size=8),
+        question(accumulate=2),
+    ):
         assert found.efficiency is None
         assert "no efficiency: no step of one device was measured" in str(found.rests_on)
 

@@ -35,7 +35,7 @@ def printed(*arguments: object) -> str:
 
 @pytest.mark.long
 def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
-    stated = answer(EXAMPLE_RUN, "--devices", "2,4", "--overlap", "on,off")
+    stated = answer(NOISY_RUN, "--devices", "2,4", "--overlap", "on,off")
     prediction = stated["predictions"]
     assert all(one.keys() >= KEYS for one in prediction)
     pairs = [(one["devices"], one["scenario"]["overlap"]) for one in prediction]
@@ -109,7 +109,7 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert unanswered.exit_code == 3
     shown = unanswered.stdout
     assert " ".join(shown.split()).count("the CPU bounds this step") == 1
-    assert shown.startswith("No prediction for link NVLink 3 with bucket mb 5 or link NVLink 3")
+    assert shown.startswith("No prediction for --link NVLink 3 with --bucket-mb 5, 25, 2 devices: ")
     assert "Predicted steps" not in shown
     assert "What this rests on" not in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
@@ -130,7 +130,7 @@ def test_traces_that_are_cut_short_give_a_number_and_status_2(tmp_path: Path) ->
 
 def test_too_few_cores_stand_above_the_number() -> None:
     """Of two cores, four processes of the example's run."""
-    above, _ = printed(EXAMPLE_RUN, "--devices", "4").split("Predicted steps")
+    above, _ = printed(NOISY_RUN, "--devices", "4").split("Predicted steps")
     assert "Too optimistic for this host, which has 2 cores" in above
 
 
@@ -141,11 +141,28 @@ def layout_of(*arguments: object) -> str:
 def test_the_layout_is_stated() -> None:
     """More devices than the base's node has are an assumption."""
     assumed = "Layout assumed: all {} devices on one node, with the links of the base's 2; for several nodes, give --per-node."
-    assert layout_of(EXAMPLE_RUN, "--devices", "4,8") == assumed.format(8)
+    assert layout_of(NOISY_RUN, "--devices", "4,8") == assumed.format(4)
     # of those that are predicted; the largest where none is
-    assert layout_of(EXAMPLE_RUN, "--devices", "4,32") == assumed.format(4)
-    assert layout_of(EXAMPLE_RUN, "--devices", "32") == assumed.format(32)
+    assert layout_of(NOISY_RUN, "--devices", "4,32") == assumed.format(4)
+    assert layout_of(NOISY_RUN, "--devices", "32") == assumed.format(32)
     # stated, or that of the base's one node
-    assert answer(EXAMPLE_RUN, "--devices", "8", "--per-node", "2")["layout"] is None
-    assert answer(EXAMPLE_RUN, "--bucket-mb", "5")["layout"] is None
-    assert assumed.format(4) in printed(EXAMPLE_RUN, "--devices", "4")
+    assert answer(NOISY_RUN, "--devices", "8", "--per-node", "2")["layout"] is None
+    assert answer(NOISY_RUN, "--bucket-mb", "5")["layout"] is None
+    assert assumed.format(4) in printed(NOISY_RUN, "--devices", "4")
+
+
+def test_layouts_are_compared_as_they_are() -> None:
+    """On as many devices and the same link, one node is the shortest layout."""
+    link = ("--link", "100Gb/s")
+    layouts = answer(NOISY_RUN, "--devices", "4", "--per-node", "4,3,2,1", *link)
+    on_one_node, *over_several = (one["step_us"] for one in layouts["predictions"])
+    assert all(step_us >= on_one_node for step_us in over_several)
+    (as_measured,) = answer(NOISY_RUN, "--devices", "4")["predictions"]
+    assert all(step_us >= as_measured["step_us"] for step_us in over_several)
+
+
+@pytest.mark.parametrize("option", [("--overlap", "on"), ("--devices", "2")])
+def test_an_option_that_changes_nothing_is_refused(option: tuple[str, str]) -> None:
+    refused = whatif(NOISY_RUN, *option)
+    assert refused.exit_code != 0
+    assert "Nothing differs from what was measured" in str(refused.exception)
