@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from dpscope.analysis.cells.identity import LOST, measured, single_at_same_batch
+from dpscope.analysis.cells.identity import lost, measured, single_at_same_batch
 from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
 from dpscope.analysis.stats.missing import Missing, known
 from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
@@ -28,11 +28,16 @@ _ZERO = "0 in every traced step: no interval"
 _NO_TRACED_SINGLE = "no traced single-device cell at this batch per device"
 
 
+def no_traced_step(cell: CellView) -> str:
+    """Why nothing is known of a cell's traced step."""
+    return cell.data.why_not_traced or NO_TRACED_STEP
+
+
 @once
 def traced_ledger(cell: CellView) -> Ledger:
     """Without the parts that need other cells."""
     measured(cell)
-    return known(cell.spreads.ledger(cell.data), NO_TRACED_STEP)
+    return known(cell.spreads.ledger(cell.data), no_traced_step(cell))
 
 
 @once
@@ -110,7 +115,7 @@ def exposed(cell: CellView, part_us: float | None) -> float:
     if cell.devices == 1:
         raise Missing("one device: nothing to communicate")
     if not cell.data.communication_known:
-        raise Missing(LOST)
+        raise Missing(lost(cell.data))
     return known(part_us, ONE_PROCESS if cell.traits.one_process else NOT_MATCHED)
 
 

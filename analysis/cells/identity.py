@@ -4,6 +4,7 @@ single-device counterparts.
 
 from dpscope.analysis.cells.view import CellView, Group
 from dpscope.analysis.stats.missing import Missing, known
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.finding import counted
 
 LOST = "the trace does not show what the strategy must have moved (trace_incomplete)"
@@ -66,11 +67,16 @@ def run_measured(cell: CellView) -> None:
     assert cell.data.rank  # raises it
 
 
+def lost(data: Job) -> str:
+    """Why the communication of a cell is not known."""
+    return data.why_not_traced or LOST
+
+
 def communication_shown(cell: CellView) -> None:
     """Raises Missing where the traces do not show what must have moved."""
     measured(cell)
     if cell.devices > 1 and not cell.data.communication_known:
-        raise Missing(LOST)
+        raise Missing(lost(cell.data))
 
 
 def communicating(cell: CellView) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from dpscope.analysis.cells.cell_ledger import (
     NO_INTERVAL,
-    NO_TRACED_STEP,
     NOT_MATCHED,
     NOT_SHOWN,
     ONE_PROCESS,
@@ -15,6 +14,7 @@ from dpscope.analysis.cells.cell_ledger import (
     exposed,
     interval_of,
     ledger,
+    no_traced_step,
     traced_ledger,
 )
 from dpscope.analysis.cells.identity import communicating, communication_shown, measured
@@ -37,7 +37,7 @@ TRACED = Group("communication", "Where a traced step goes", needs=measured)
 def windows(cell: CellView) -> Table:
     """The whole traced steps that a cell's means are of."""
     if not len(cell.data.critical_windows):
-        raise Missing(NO_TRACED_STEP)
+        raise Missing(no_traced_step(cell))
     return cell.data.critical_windows
 
 

@@ -27,6 +27,7 @@ NOTABLE_SAVING = 0.02  # of a step: a smaller part is within the variation betwe
 # throughput of a larger batch over this one, from which on it is recommended
 BATCH_GAIN = 1.1
 _AS_MUCH = 0.8  # of the largest part, from which on a second part is named too
+_NOT_SHOWN = "Measure the cell again: its trace does not show where the step's time goes"
 RUN_AGAIN = "Run again without --fresh: that measures only what is missing"
 _IDLE_ITSELF = 0.25  # of a step, from which on a late rank's idle time is named
 
@@ -52,6 +53,8 @@ class Situation:
     late_samples: str | None = None
     add_baseline: str | None = None  # how, where the cell was not compared with one device
     noisy: bool = False  # repeats differ so much that this limits all facts
+    # of a repeat without whole traces: which file to copy, or what to measure again
+    repair: str | None = None
     incomplete: bool = False  # planned repeats were not measured
     # too few repeats or steps to judge the parts of the cell's steps
     without_interval: bool = False
@@ -127,19 +130,10 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     options on as many nodes.
     """
     found = _next(rows, situation)
-    lines = list(found.fact.lines)
-    if situation.add_baseline is not None:
-        lines.insert(0, capital(situation.add_baseline))
-    if situation.incomplete:
-        if traits_of(situation.chosen.strategy).stands_for:
-            lines.clear()  # nothing is to be done about a stand-in
-        lines.insert(0, RUN_AGAIN)
-    elif situation.more_repeats is not None:
-        option = f"--repeats {situation.more_repeats}"
-        purpose = f"Measure more repeats to decide ({option})"
-        if situation.noisy:
-            purpose = f"Close other programs and measure more repeats ({option})"
-        lines.insert(0, purpose)
+    lines = [*_measured_first(situation), *found.fact.lines]
+    if situation.incomplete and traits_of(situation.chosen.strategy).stands_for:
+        lines = [*_measured_first(situation)]  # nothing is to be done about a stand-in
+    lines = list(dict.fromkeys(lines))
     not_split = situation.not_split
     if not_split is not None and found.parts == (IDLE,):
         lines.append(capital(not_split.next_step))
@@ -150,6 +144,22 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
         lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
     fact = replace(found.fact, lines=tuple(lines))
     return replace(found, fact=fact)
+
+
+def _measured_first(situation: Situation) -> Iterator[str]:
+    """What the run lacks, which comes before what its steps show."""
+    if situation.repair is not None:
+        yield situation.repair
+    if situation.incomplete:
+        yield RUN_AGAIN
+    elif situation.more_repeats is not None:
+        option = f"--repeats {situation.more_repeats}"
+        if situation.noisy:
+            yield f"Close other programs and measure more repeats ({option})"
+        else:
+            yield f"Measure more repeats to decide ({option})"
+    if situation.add_baseline is not None:
+        yield capital(situation.add_baseline)
 
 
 def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
@@ -172,7 +182,7 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
     actions = list(_actions(rows, situation))
     actions.sort(key=lambda action: (not action.is_shown, -action.time_us))
     if not _shows_parts(chosen, actions):
-        return _said("Measure the cell again: its trace does not show where the step's time goes")
+        return _said(situation.repair or _NOT_SHOWN)
     first = actions[0]
     if first.time_us <= 0:
         return _said(
@@ -230,7 +240,9 @@ def _larger_batch(rows: Sequence[CellRow], situation: Situation) -> str | None:
         return None
     best = max(larger, key=lambda row: row.samples_per_s or 0.0)
     gain = (best.samples_per_s or 0.0) / rate
-    check = "dpscope train shows whether" if situation.knows_options else "check that"
+    check = "check that"
+    if situation.knows_options:
+        check = "dpscope train shows whether"
     return f"Raise the batch to {best.batch_size} per device: {gain:.2f}x as many samples per second; {check} accuracy holds"
 
 
@@ -343,7 +355,9 @@ def _to_split(not_split: NotSplit | None) -> str:
 def _waiting(situation: Situation, ledger: Ledger, wait_us: float) -> Iterator[Action]:
     late = situation.late
     step_us = ledger.traced_step_us
-    turns = f" ({situation.last.turns})" if situation.last is not None else ""
+    turns = ""
+    if situation.last is not None:
+        turns = f" ({situation.last.turns})"
     compare = f"no rank is always last{turns}; stop other programs, check input lengths and loader"
     if late is None:
         bounds = ledger.intervals.get("exposed_wait")

@@ -28,7 +28,10 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
     """
     ledger = row.ledger
     if ledger is None or ledger.exposed_us is None:
-        return Fact("cost", "COST", (f"not measured: the trace of {row.cell} does not show it",))
+        not_shown = f"the trace of {row.cell} does not show it"
+        reason = row.reasons.get("exposed_us", not_shown)
+        line = f"not measured: {reason}"
+        return Fact("cost", "COST", (line,))
     slowed = slowed_by_tracing(row)
     if slowed is not None:
         return _unreliable(row, slowed)

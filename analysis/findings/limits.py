@@ -30,6 +30,7 @@ def on_shared_cores(run: RunData) -> list[Job]:
 
 def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Iterator[Fact]:
     """What limits all facts that follow."""
+    yield from _left_out(run)
     missing = list(_missing(run))
     if missing:
         yield _limit(MISSING, *missing, basis="repeats that ended well, of those planned")
@@ -49,11 +50,22 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
     batches = ", ".join(comparison.batches_seen)
     if batches:
         source = "inferred from the model's calls (or set --batch-size)"
-        yield _limit("BATCH", f"{batches} per device, {source}")
+        line = f"{batches} per device, {source}"
+        yield _limit("BATCH", line)
 
 
 def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
     return Fact("limits", label, lines, basis)
+
+
+def _left_out(run: RunData) -> Iterator[Fact]:
+    """The repeats whose traces are not whole."""
+    basis = "each rank's trace, read to its end"
+    cut = [data for data in run.measured if data.left_out]
+    for data in cut:
+        label = data.left_out[0].label
+        line = f"{data.name}: {data.left_out_text}"
+        yield _limit(label, line, basis=basis)
 
 
 def _missing(run: RunData) -> Iterator[str]:
@@ -69,7 +81,8 @@ def _too_few_cores(run: RunData) -> Iterator[Fact]:
     """That cells' processes shared cores, and what to use instead; cells with one reason are named
     once.
     """
-    crowded = [(data.no_scaling, data.cores) for data in on_shared_cores(run)]
+    shared = on_shared_cores(run)
+    crowded = [(data.no_scaling, data.cores) for data in shared]
     cores_by_reason = grouped(crowded)
     for why, (cores, *_) in cores_by_reason.items():
         remedy = "use more cores"

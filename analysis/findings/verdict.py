@@ -244,12 +244,21 @@ def _situation(
         slower=shown == "below",
         more_repeats=_more_repeats(run) if undecided or noisy or not_judged else None,
         noisy=noisy,
+        repair=_repair(run),
         incomplete=MISSING in limit_labels,
         without_interval=not_judged,
         launch_bound=any(finding.code == TraceCode.LAUNCH_BOUND.code for finding in data.findings),
         late_samples=more_samples(data, late.rank) if late is not None else None,
         add_baseline=_add_baseline(run, comparison, chosen) if gain is None else None,
     )
+
+
+def _repair(run: RunData) -> str | None:
+    """What to do about the first repeat without whole traces."""
+    for data in run.measured:
+        for left_out in data.left_out:
+            return capital(left_out.next_step)
+    return None
 
 
 def _notable_late(data: Job, ledger: Ledger | None) -> LateRank | None:

@@ -18,19 +18,26 @@ from dpscope.analysis.runs.cell_findings import (
     spread_findings,
 )
 from dpscope.analysis.runs.counter_check import check_counters, counter_findings
+from dpscope.analysis.runs.left_out import left_out_finding, whole_traces
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads, step_spread
 from dpscope.analysis.runs.traffic_check import (
     MEASURE_AGAIN,
     UNKNOWN_COMMUNICATION,
     check_traffic,
     incomplete_repeat,
-    no_trace,
     reduced_bytes,
     used_map_bytes,
 )
 from dpscope.analysis.stats.detection import RepeatCost
 from dpscope.analysis.stats.samples import centre_noise
-from dpscope.analysis.traces.ranks.job import CounterCheck, Job, as_repeats, planned_job, together
+from dpscope.analysis.traces.ranks.job import (
+    CounterCheck,
+    Job,
+    LeftOut,
+    as_repeats,
+    planned_job,
+    together,
+)
 from dpscope.analysis.traces.ranks.ledger import step_count
 from dpscope.analysis.traces.ranks.readers import why_no_events
 from dpscope.analysis.traces.ranks.step_findings import far_longer_steps, idle_findings
@@ -176,6 +183,8 @@ def load_cell(folder: RunFolder, planned: PlannedCell, cores: int | None = None)
     job = replace(planned_job(planned.cell, planned.skip_reason), cores=cores)
     repeats = [_repeat(job, number, done) for number, done in folder.repeats(planned.cell)]
     job = together([job, *repeats])
+    if job.why_not_traced:
+        job = replace(job, communication_known=False)
     found = (*job.findings, *_findings_over_repeats(job))
     return replace(job, findings=tuple(dict.fromkeys(found)))
 
@@ -193,11 +202,7 @@ def _repeat(planned: Job, number: int, done: RepeatFolder) -> Job:
         # knows its own alone.
         *limited,
     )
-    try:
-        job = _with_traces(job, number, done)
-    except DpscopeError as error:
-        lost = no_trace(job.cell, f"{done.path.name}: {error}", ranks[0])
-        return replace(job.with_findings(lost), communication_known=False)
+    job = _with_traces(job, number, done)
     try:
         checks = _counter_checks(job.cell, done, ranks)
     except DpscopeError as error:
@@ -233,10 +238,10 @@ def with_samples(planned: Job, number: int, done: RepeatFolder) -> Job:
 
 
 def _with_traces(job: Job, number: int, done: RepeatFolder) -> Job:
-    """The repeat with its traces. Raises DpscopeError where they were deleted or cannot be read."""
-    if not (files := done.traces()):
-        raise DpscopeError("there is no trace")
-    read = read_kept(files)
+    """The repeat with its traces, or with why it is left out of traced values."""
+    read = whole_traces(job, number, done)
+    if isinstance(read, LeftOut):
+        return replace(job, left_out=(read,))
     tables, matching = job_tables(read, number)
     rank = job.rank
     traffic = check_traffic(
@@ -263,6 +268,7 @@ def _with_traces(job: Job, number: int, done: RepeatFolder) -> Job:
 
 def _findings_over_repeats(job: Job) -> Iterator[Finding]:
     cell, ranks = job.cell, [rank for _, rank in job.ranks]
+    yield from left_out_finding(job)
     yield from input_findings(
         cell, [rank for number, rank in job.ranks if number == job.ranks[0][0]]
     )

@@ -22,13 +22,7 @@ from dpscope.analysis.traces.steps.data_parallel import dp_chunks
 from dpscope.profiling.records import range_names as phases
 from dpscope.profiling.records.attach_codes import AttachCode
 from dpscope.profiling.records.finding import Finding, counted
-from dpscope.profiling.records.run import (
-    AttachedProcess,
-    Cell,
-    ParameterSizes,
-    RankResult,
-    ShardedUnit,
-)
+from dpscope.profiling.records.run import AttachedProcess, Cell, ParameterSizes, ShardedUnit
 from dpscope.profiling.records.run_codes import RunCode
 from dpscope.profiling.records.strategies import ddp_arguments, powersgd_elements, shard_groups
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -59,18 +53,6 @@ def incomplete_repeat(cell: Cell, repeat: int, missing_parts: str) -> Finding:
         about=cell.name,
         severity="error",
     )
-
-
-def no_trace(cell: Cell, reason: str, rank: RankResult) -> Finding:
-    """A repeat of the cell has no trace that can be read."""
-    again = "attach to the script again, and let it train until its steps have been traced"
-    message = f"{reason}; its communication is not given"
-    if profiles := [
-        finding for finding in rank.findings if finding.code == AttachCode.SCRIPT_PROFILES.code
-    ]:
-        message, again = f"{reason}, as the script uses a profiler itself", profiles[0].next_step
-    action = MEASURE_AGAIN if rank.attached is None else again
-    return TraceCode.TRACE_INCOMPLETE.finding(message, action, about=cell.name)
 
 
 class _Lack(NamedTuple):
@@ -133,13 +115,17 @@ def _check_moved(
     rank_steps = dict.fromkeys(_rank_steps(steps))
     for kind, size in expected.items():
         own = collectives.having("kind", kind)
-        moved, counts = _moved_bytes(own, kind), Counter(_rank_steps(own))
-        most = math.inf if at_least else BYTES_TOLERANCE * size
+        moved = _moved_bytes(own, kind)
+        counts = Counter(_rank_steps(own))
+        most = BYTES_TOLERANCE * size
+        if at_least:
+            most = math.inf
         # A tracer does not lose events so evenly that every step of every rank shows the same
         # bytes.
         evenly = bool(own.known("bytes").all()) and len({moved.get(key) for key in rank_steps}) == 1
         for rank, step in rank_steps:
-            found, count = moved.get((rank, step), 0.0), counts[rank, step]
+            found = moved.get((rank, step), 0.0)
+            count = counts[rank, step]
             if -BYTES_TOLERANCE * size <= found - size <= most:
                 continue
             unsized = f"{count} without sizes" if count else "none"
@@ -148,14 +134,17 @@ def _check_moved(
             )
             promised = f"{_NAMES[kind]} of {size:,} B a step{_described(cell)}"
             less_evenly = cell.traits.all_reduces and evenly and 0 < found < size
-            yield _Lack(promised, shown, *(_NOT_REDUCED if less_evenly else _LOST))
+            why = _NOT_REDUCED if less_evenly else _LOST
+            yield _Lack(promised, shown, *why)
 
 
 def _described(cell: Cell) -> str:
     if not cell.traits.all_reduces:
         return ""
-    hook = "" if cell.options.comm_hook == "none" else f" as {cell.options.comm_hook}"
-    return f" (the gradients{hook})"
+    hook = cell.options.comm_hook
+    if hook == "none":
+        return " (the gradients)"
+    return f" (the gradients as {hook})"
 
 
 def padded_bytes(shape: Sequence[int], element_bytes: int, shards: int) -> int:
@@ -355,7 +344,8 @@ def _check_options(cell: Cell, sizes: ParameterSizes, collectives: Table) -> Ite
 def _check_dp_host(
     cell: Cell, steps: Table, ranges: Iterable[dict[str, dict[int | None, int]]]
 ) -> Iterator[_Lack]:
-    counts, passes = next(iter(ranges), {}), cell.options.accumulate
+    counts = next(iter(ranges), {})
+    passes = cell.options.accumulate
     traced = _known(steps, "step")
     for phase, replica, step in itertools.product(
         phases.DP_COMMUNICATION_PHASES, range(cell.devices), traced
@@ -394,7 +384,8 @@ def _check_dp(
             continue
         own = collectives.take(collectives["step"] == step)
         for device in devices:
-            kinds = own.take(own["device"] == device).words("kind").counts
+            of_device = own.take(own["device"] == device)
+            kinds = of_device.words("kind").counts
             found = (kinds.get("broadcast", 0), kinds.get("reduce", 0))
             if found != (broadcasts, reduces):
                 promised = f"{broadcasts} broadcasts and {reduces} reduces on every device, or {copy_bytes:,} B copied"

@@ -124,7 +124,8 @@ class TraceCode(FindingCode):
     TRACE_INCOMPLETE = Code(
         "error",
         meaning="The trace does not show the communication that must have taken place, so no "
-        "communication time is given.",
+        "communication time is given; or traces of a repeat are cut short or missing, so it is left "
+        "out of traced values.",
         action="measure the cell again; if it recurs, run `dpscope doctor`",
     )
     FILE_NOT_READ = Code(

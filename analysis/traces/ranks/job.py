@@ -35,7 +35,7 @@ from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS, far_longer_coun
 from dpscope.analysis.traces.reading.table import FrameOf, Table, joined, without_rows
 from dpscope.analysis.traces.steps import collectives
 from dpscope.profiling.records.attach_codes import AttachCode
-from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.run import Cell, CellOptions, CellResult, RankResult
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import CellStrategy, StrategyTraits, traits_of
@@ -49,7 +49,7 @@ PARTS = (*STEP_PARTS, "exposed", "traced_step", "tracer")
 traced step, the tracer.
 """
 JobStrategy = CellStrategy | Literal["other"]
-_GATHERED = ("results", "ranks", "summaries", "counter_checks", "findings")
+_GATHERED = ("results", "ranks", "summaries", "counter_checks", "left_out", "findings")
 """What a job holds of each of its repeats, next to tables."""
 
 
@@ -111,6 +111,16 @@ class CounterCheck:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Why a repeat is left out of traced values: its traces are not whole."""
+
+    repeat: int
+    label: str  # of the limit on a run's first screen
+    reason: str
+    next_step: str
+
+
+@dataclass(frozen=True)
 class Job:
     """All repeats of one job, every table with a column `repeat`.
 
@@ -132,6 +142,7 @@ class Job:
     # (repeat, a rank's step), of the first repeat with traces
     timelines: tuple[tuple[int, StepTimeline], ...] = ()
     counter_checks: tuple[CounterCheck, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     # usable on each host where they are the devices; None for GPUs, and of traces alone
     cores: int | None = None
@@ -205,6 +216,21 @@ class Job:
     def cut_short(self) -> list[str]:
         """The traces whose file ends too early, or cannot be read to its end."""
         return [summary.source for summary in self.summaries if summary.cut_short]
+
+    @property
+    def left_out_text(self) -> str:
+        """Why repeats are left out of traced values, and how many are left."""
+        reasons = listed([left_out.reason for left_out in self.left_out], 1)
+        repeats = len({repeat for repeat, _ in self.ranks})
+        left = repeats - len(self.left_out)
+        return f"{reasons}; traced values are from {left} of {counted(repeats, 'repeat')}"
+
+    @property
+    def why_not_traced(self) -> str:
+        """Why no repeat has whole traces; empty if one has."""
+        repeats = {repeat for repeat, _ in self.ranks}
+        none_left = bool(repeats) and len(self.left_out) == len(repeats)
+        return self.left_out_text if none_left else ""
 
     @property
     def not_split(self) -> NotSplit | None:

@@ -12,7 +12,10 @@ import pytest
 
 from dpscope.analysis.bundle.write import collect
 from dpscope.analysis.cells.comparison import compare
+from dpscope.analysis.findings.run_findings import conclusions
+from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
+from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
 
 CELL = "ddp-d2-b8"
@@ -50,33 +53,96 @@ def without_gloo(run: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
 
 
+def cut_short(run: Path) -> None:
+    path = first_repeat(run) / "traces" / "0_1.pt.trace.json.gz"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "label", "reason", "copied"),
     [
         (
             lambda run: shutil.rmtree(first_repeat(run) / "traces"),
-            "repeat0: there is no trace; its communication",
+            "NO TRACE",
+            "rank 0 has no trace in repeat 0",
+            "/0_0.pt.trace.json.gz",
         ),
         (
             lambda run: (first_repeat(run) / "traces" / "0_1.pt.trace.json.gz").unlink(),
-            "expected traces of 2 ranks",
+            "NO TRACE",
+            "rank 1 has no trace in repeat 0",
+            "/0_1.pt.trace.json.gz",
         ),
-        (emptied, "is empty, not a trace"),
-        (without_events, "is not a torch.profiler trace"),
-        (without_gloo, "rank 1"),
+        (emptied, "NOT READ", "repeat 0: traces/0_0.pt.trace.json.gz is empty, not a trace", ""),
+        (without_events, "NOT READ", "is not a torch.profiler trace", ""),
+        (cut_short, "CUT", "rank 1's trace of repeat 0 is cut short", "/0_1.pt.trace.json.gz"),
     ],
 )
-def test_a_cell_without_its_traces_keeps_its_times(run: Path, change: Change, reason: str) -> None:
-    before = compare(load_run(run)).table.set_index("cell")
+def test_a_repeat_without_whole_traces_is_left_out_of_traced_values(
+    run: Path, change: Change, label: str, reason: str, copied: str
+) -> None:
+    """The other repeat gives them; one error, one limit and one action name the lost file."""
+    before = load_run(run)
     change(run)
+    loaded = load_run(run)
+    compared = compare(loaded)
+    row = compared.rows[CELL]
+    whole = before.cells[CELL].critical_windows
+    second = whole.take(whole["repeat"] == 1)
+    for part in ("communication_us", "exposed_wait_us", "compute_us", "idle_us"):
+        assert row.number(part) == pytest.approx(second.mean(part))
+    assert row.step_us == compare(before).rows[CELL].step_us
+    (error,) = (one for one in conclusions(loaded, compared) if one.severity == "error")
+    assert error.code == "trace_incomplete"
+    assert reason in error.message
+    verdict = run_verdict(loaded, compared)
+    limit = verdict.limits[0]
+    assert limit.label == label
+    assert reason in limit.text
+    assert limit.text.endswith("traced values are from 1 of 2 repeats")
+    first = known(verdict.fact("next")).lines[0]
+    assert f"Copy cells/{CELL}/repeat0/traces{copied} again, or delete" in first
+
+
+@pytest.mark.long
+def test_a_cell_of_which_every_repeat_is_left_out_keeps_its_times_and_has_the_reason(
+    run: Path,
+) -> None:
+    before = compare(load_run(run)).rows[CELL]
+    for trace in run.glob(f"cells/{CELL}/*/traces/0_1.pt.trace.json.gz"):
+        trace.write_bytes(trace.read_bytes()[:3000])
+    loaded = load_run(run)
+    compared = compare(loaded)
+    row = compared.rows[CELL]
+    assert row.step_us == before.step_us
+    for column in (
+        "traced_step_us",
+        "communication_us",
+        "exposed_us",
+        "exposed_wait_us",
+        "idle_us",
+    ):
+        assert row.number(column) is None
+        assert row.reasons[column].startswith("rank 1's trace of repeat 0 is cut short")
+    (error,) = (one for one in conclusions(loaded, compared) if one.severity == "error")
+    assert error.message.endswith("traced values are from 0 of 2 repeats")
+    verdict = run_verdict(loaded, compared)
+    (cost,) = known(verdict.fact("cost")).lines
+    assert cost.startswith("not measured: rank 1's trace of repeat 0")
+    assert known(verdict.fact("next")).lines[0].removeprefix("1. ").startswith("Copy cells/")
+
+
+@pytest.mark.long
+def test_communication_that_the_tracer_lost_is_unknown_not_none(run: Path) -> None:
+    before = compare(load_run(run)).table.set_index("cell")
+    without_gloo(run)
     loaded = load_run(run)
     after = compare(loaded).table.set_index("cell")
     assert after["step_us"].equals(before["step_us"])
     assert after["communication_us"].isna()[CELL]
-    assert reason in " ".join(
-        one.message for one in loaded.cells[CELL].findings if one.code == "trace_incomplete"
-    )
+    lost = [one for one in loaded.cells[CELL].findings if one.code == "trace_incomplete"]
+    assert "rank 1" in " ".join(one.message for one in lost)
     others = [name for name in before.index if name != CELL]
     assert after.loc[others, "compute_us"].equals(before.loc[others, "compute_us"])
 
