@@ -359,12 +359,12 @@ def test_lost_traces_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert print_comparison(whole, untraced, VISIBLE, "table", console) == 0
     first, *notes = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert first.startswith("Same: ")
-    assert notes[0].startswith(f"NOTE {untraced}: {DDP}: repeat0: there is no trace")
+    assert notes[0].startswith(f"NOTE {untraced}: {DDP}: rank 0 has no trace in repeat 0")
     parts = "compute, exposed comm., idle of the traced step known in one run alone"
     assert f"{DDP}: {parts}" in "".join(notes)
     capsys.readouterr()
     print_comparison(whole, untraced, VISIBLE, "github", QUIET)
-    assert "there is no trace" in capsys.readouterr().out
+    assert "has no trace in repeat 0" in capsys.readouterr().out
 
 
 def test_other_numbers_of_repeats_are_noted(
