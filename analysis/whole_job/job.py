@@ -57,6 +57,11 @@ class RecordedJob:
         return sum(map(len, self.processes))
 
     @property
+    def damaged(self) -> dict[int, int]:
+        """How many records of a rank cannot be read; without ranks that have none."""
+        return {rank: process.damaged for rank, process in self.by_rank if process.damaged}
+
+    @property
     def is_gloo(self) -> bool:
         """Whether gloo ran all of its collectives; False if it has none."""
         return {call.clock for process in self.processes for call in process.calls} == {"gloo"}
@@ -216,11 +221,10 @@ def _findings(job: RecordedJob) -> Iterator[Finding]:
             f"no record of {ranks}: {as_ranges(job.missing)}",
             "add their records: groups with a missing rank have no transfer and no wait",
         )
-    damaged = {rank: process.damaged for rank, process in job.by_rank if process.damaged}
-    if damaged:
-        lines = counted(sum(damaged.values()), "line")
+    if job.damaged:
+        lines = counted(sum(job.damaged.values()), "line")
         yield TraceCode.EVENTS_DAMAGED.finding(
-            f"{lines} of the records of rank {as_ranges([*damaged])} cannot be read"
+            f"{lines} of the records of rank {as_ranges([*job.damaged])} cannot be read"
         )
     versions = grouped((process.version, rank) for rank, process in job.by_rank)
     if len(versions) > 1:

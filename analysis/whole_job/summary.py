@@ -55,7 +55,7 @@ class Summary:
         facts = []
         if self.unfinished is not None:
             facts.append(stopped_fact(self.unfinished))
-        facts += _measured_facts(self.waiting) if self.measured else _created_facts(self)
+        facts += _measured_facts(self) if self.measured else _created_facts(self)
         facts.append(Fact("next", "NEXT", (capital(_next_step(self)),), self.basis))
         return Verdict(_setting(self), limits=tuple(_limits(self)), facts=tuple(facts))
 
@@ -158,6 +158,11 @@ def _limits(summary: Summary) -> Iterator[Fact]:
     """What limits all that follows."""
     found = summary.waiting
     missing = summary.job.missing
+    damaged = [*summary.job.damaged]
+    if damaged:
+        ranks = ranks_named(damaged)
+        line = f"the records of {ranks} are cut short or damaged: what is lost has no counterpart"
+        yield Fact("limits", "CUT", (line,))
     if missing:
         yield Fact(
             "limits", "INCOMPLETE", (f"no record of {ranks_named(missing)}",), "the groups' ranks"
@@ -170,17 +175,17 @@ def _limits(summary: Summary) -> Iterator[Fact]:
         yield Fact("limits", "CLOCKS", (why,))
 
 
-def _measured_facts(found: Waiting) -> Iterator[Fact]:
+def _measured_facts(summary: Summary) -> Iterator[Fact]:
     """From durations: what collectives cost, and who was late."""
+    found = summary.waiting
     total_us = float(found.duration_us.mean())
     wait_us = float(found.wait_us.sum(axis=1).mean())
     transfer_us = float(found.transfer_us.mean())
     other_us = total_us - wait_us - transfer_us
-    first_ns, last_ns = found.span_ns
-    span_us = (last_ns - first_ns) / 1e3
     of_span = "in sum"
-    if total_us < span_us:
-        of_span = f"{percent(total_us / span_us)} of the time"
+    if total_us < summary.span_us:
+        share = total_us / summary.span_us
+        of_span = f"{percent(share)} of the time"
     line = (
         f"collectives take {long_time(total_us)} per rank ({of_span}): {long_time(wait_us)} waiting for late ranks, "
         f"{long_time(transfer_us)} moving data"

@@ -165,7 +165,9 @@ def _found_in(path: Path) -> FoundFiles:
         )
     patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
-    raise DpscopeError(f"{path} holds no trace: no {listed} in it; name a folder with traces")
+    raise DpscopeError(
+        f"{path} holds no trace: no {listed} in it, and no file with a record of collectives; name a folder with traces"
+    )
 
 
 def _others(by_reader: Mapping[Reader, list[Path]], read: Reader) -> dict[Path, str]:

@@ -92,6 +92,14 @@ def test_the_page_has_facts_tables_and_the_figure(logs: Path, tmp_path: Path) ->
     assert "LATE RANK" in (tmp_path / "report" / "report.md").read_text()
 
 
+def test_a_log_that_ends_within_a_line_is_named(logs: Path) -> None:
+    log = logs / "node1-pid101.log"
+    whole = log.read_bytes()
+    log.write_bytes(whole[: len(whole) // 2])
+    _, text = printed(logs, "table")
+    assert "CUT the records of rank 1 are cut short or damaged" in " ".join(text.split())
+
+
 def test_hosts_can_be_hidden(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (logs / "node0-pid100.log").write_text((logs / "node0-pid100.log").read_text() + "{")
     printed(logs, "json", hide_hosts=True)
