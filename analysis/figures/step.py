@@ -38,21 +38,34 @@ _WHISKER: dict[str, Any] = {"ecolor": "black", "elinewidth": 1.0, "capsize": 2}
 
 
 def step_split(comparison: Comparison) -> Figure | None:
-    """The traced step of each cell in the parts of its ledger; a part that no cell has is
-    omitted.
+    """The traced step of each measured cell in the parts of its ledger, with what is unknown of it;
+    a part that no cell has is omitted.
     """
-    rows = [
-        row
-        for row in comparison.rows.values()
-        if None not in (row.compute_us, row.traced_step_us, row.idle_us)
-    ]
-    labels = [
-        f"{row.cell} (comm. unknown)" if row.exposed_us is None and row.devices > 1 else row.cell
-        for row in rows
-    ]
+    rows = [row for row in comparison.rows.values() if row.step_us or row.traced_step_us]
     unit = choose_unit("time", [row.traced_step_us for row in rows])
     parts = _of_rows(_LEDGER, rows, unit.divisor)
-    return stacked(labels, parts, f"time per step [{unit.label}]")
+    unknown = [_unknown_us(row) / unit.divisor for row in rows]
+    labels = [_with_unknown(row) for row in rows]
+    parts = {**parts, "unknown": unknown}
+    x_label = f"time per step [{unit.label}]"
+    return stacked(labels, parts, x_label)
+
+
+def _unknown_us(row: CellRow) -> float:
+    """Of the traced step what is in none of its parts, where one of a cell's is not known."""
+    if row.idle_us is not None or row.traced_step_us is None:
+        return 0.0
+    parts_us = [row.number(name) or 0.0 for name in _LEDGER]
+    return row.traced_step_us - sum(parts_us)
+
+
+def _with_unknown(row: CellRow) -> str:
+    """The cell's name, with what is not known of its traced step."""
+    if row.traced_step_us is None:
+        return f"{row.cell} (not traced)"
+    if row.exposed_us is None and row.devices > 1:
+        return f"{row.cell} (comm. unknown)"
+    return row.cell
 
 
 def _of_rows(columns: Mapping[str, str], rows: Sequence[CellRow], divisor: float) -> _Parts:
@@ -79,7 +92,10 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
 
     None if no cell has measured communication, or if there is nothing to compare it with.
     """
-    rows = [row for row in comparison.rows.values() if row.communication_us is not None]
+    several = [row for row in comparison.rows.values() if row.devices > 1]
+    if all(row.communication_us is None for row in several):
+        return None
+    rows = [row for row in several if _has_any(row)]
     shortcuts = {name: label for name, label in _SHORTCUTS.items() if comparison.has(name)}
     bars = len(rows) * (1 + len(shortcuts))
     if bars < 2:
@@ -98,13 +114,19 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
         lengths = _lengths(rows, column, unit)
         style.bar_rows(axes, places, {label: lengths}, _THICKNESS)
         _whiskers(axes, places, rows, column, lengths, unit)
-    names = [row.cell for row in rows]
+    names = [_with_unknown(row) for row in rows]
     axes.set_yticks(cells, names)
     axes.axvline(0, color="black", linewidth=0.8)
     left, _ = axes.get_xlim()
     axes.set_xlim(left=min(0.0, left))
     style.downwards(axes, f"time per step [{unit.label}]")
     return figure
+
+
+def _has_any(row: CellRow) -> bool:
+    """Whether a bar of the cell is known: its communication, or a shortcut's."""
+    columns = ("communication_us", *_SHORTCUTS)
+    return any(row.number(name) is not None for name in columns)
 
 
 def _lengths(rows: Sequence[CellRow], column: str, unit: Unit) -> FloatColumn:
@@ -182,7 +204,8 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
 def _median_step(axes: Axes, row: int, step: Estimate, ddp: Estimate, unit: Unit) -> None:
     """A median untraced step and its interval, as differences from DDP's step."""
     known = np.array([step.value, step.low, step.high], dtype=float)
-    middle, low, high = (known - (ddp.value or 0.0)) / unit.divisor
+    differences = known - (ddp.value or 0.0)
+    middle, low, high = differences / unit.divisor
     spread = whiskers([middle], [low], [high])
     axes.errorbar(middle, row, xerr=spread, fmt="D", color="black", **_WHISKER)
 
@@ -215,7 +238,8 @@ def _part(
 
 
 def _title(gap: StrategyGap) -> str:
-    title = f"From DDP's step to {gap.dp_label}'s: {gap.devices} devices, batch {gap.batch_size}"
+    between = f"From DDP's step to {gap.dp_label}'s"
+    title = f"{between}: {gap.devices} devices, batch {gap.batch_size}"
     lost = "\nTracing changed the timing too much for\nthe pale parts to explain the gap"
     return title if gap.explained else title + lost
 
@@ -294,7 +318,8 @@ def wait_strip(run: RunData) -> Figure | None:
             continue
         waits_us = data.whole_windows["exposed_wait_us"]
         if (waits_us > 0).any():
-            strips |= {f"{data.name}: {title}": strip for title, strip in wait_strips(data).items()}
+            for title, strip in wait_strips(data).items():
+                strips[f"{data.name}: {title}"] = strip
     if not strips:
         return None
     figure, panels = style.panel_grid(len(strips), 2, WIDTH, 3.2)

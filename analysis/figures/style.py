@@ -193,11 +193,11 @@ def bar_rows(
     height: float = 0.7,
 ) -> None:
     """Stacked horizontal bars: `parts` has for each label of PARTS a value per place; parts that are
-    0 everywhere are omitted.
+    0 or NaN everywhere are omitted.
     """
     left = np.zeros(len(places))
     for label, values in parts.items():
-        if not any(values):
+        if not np.nan_to_num(values).any():
             continue
         colour, hatch = PARTS[label]
         axes.barh(
@@ -244,6 +244,7 @@ COLOURS = {
     "transfer": "#009E73",
     "other": "#D55E00",
     "idle": "#BBBBBB",
+    "unknown": "#808080",
     "copies": "#CC79A7",
     "scatter": "#C77C3A",
     "replicate": "#B5366F",  # the phase; the strategy of that name has the same colour
@@ -266,6 +267,7 @@ PARTS = {
     "transfer": (COLOURS["transfer"], ".."),
     "other": (COLOURS["other"], "xxxx"),
     "idle": (COLOURS["idle"], ""),
+    "unknown": (COLOURS["unknown"], "\\\\"),
     "$t_N(b) - t_1(b)$": (COLOURS["subtraction"], ""),
     "ring formula": (COLOURS["ring"], "||||"),
 }

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from dpscope.analysis.figures.step import measured_and_estimated, stacked, wait_strips
-from dpscope.analysis.figures.style import finish
+from dpscope.analysis.figures.step import measured_and_estimated, stacked, step_split, wait_strips
+from dpscope.analysis.figures.style import finish, labelled
 from dpscope.profiling.records.run import Cell
 from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.known import known
+from tests.helpers.made_rows import made_row
+from tests.helpers.made_verdicts import comparison
 from tests.helpers.run_cells import all_reduces, cell_data, windows
 
 
@@ -78,6 +80,39 @@ def test_the_value_of_a_row_stands_behind_its_whisker() -> None:
     for text in axes.texts:
         row = round(text.xy[1], 6)  # type: ignore[attr-defined]
         assert text.get_window_extent().x0 > ends.get(row, 0.0)
+
+
+def test_a_cell_keeps_its_row_and_what_is_known_where_communication_is_not() -> None:
+    """DDP's step of 37 ms, 29 of them compute; 9 ms by subtraction. Its trace lost the rest."""
+    single = made_row(
+        "single-d1-b8", "single", 1, step_us=26e3, traced_step_us=30e3, compute_us=27e3, idle_us=3e3
+    )
+    host = made_row(
+        "dp-host-d2-b8",
+        "dp-host",
+        step_us=38e3,
+        traced_step_us=40e3,
+        compute_us=34e3,
+        idle_us=4e3,
+        same_local_batch_us=12e3,
+        exposed_other_us=2e3,
+        exposed_us=2e3,
+        communication_us=2e3,
+    )
+    ddp = made_row(
+        "ddp-d2-b8", step_us=35e3, traced_step_us=37e3, compute_us=29e3, same_local_batch_us=9e3
+    )
+    compared = comparison(single, host, ddp)
+    (axes,) = known(step_split(compared)).axes
+    assert axes.get_yticklabels()[2].get_text() == "ddp-d2-b8 (comm. unknown)"
+    drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
+    assert drawn["compute"] == [27.0, 34.0, 29.0]
+    assert drawn["unknown"] == pytest.approx([0.0, 0.0, 8.0])
+    figure = known(measured_and_estimated(compared))
+    (axes,) = figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["dp-host-d2-b8", "ddp-d2-b8 (comm. unknown)"]
+    assert list(labelled(figure)) == ["other", "$t_N(b) - t_1(b)$"]  # no ring formula is known
 
 
 @pytest.mark.parametrize("count", [2, 12])
