@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dpscope.analysis.cells.cell_ledger import NOT_MATCHED
 from dpscope.analysis.cells.identity import communication_shown, on_several_devices
 from dpscope.analysis.cells.view import CellView, Group, once
 from dpscope.analysis.costs.calibration_fit import Statistic
@@ -24,6 +25,7 @@ from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.analysis.traces.reading.table import Table
 from dpscope.analysis.traces.steps.data_parallel import dp_chunks
+from dpscope.analysis.traces.steps.event_kind import ROOTED
 from dpscope.profiling.records.run import ParameterSizes
 from dpscope.profiling.records.strategies import SHARDED_COLLECTIVES, concurrent_collectives
 
@@ -55,6 +57,7 @@ class CollectivePrediction:
     # the mean over collectives of their slowest rank, waiting included
     measured_slowest_us: float | None = None
     predicted_slowest_us: float | None = None  # of the slowest rank, alone, as calibrated
+    unmeasured: str = ""  # the kind, and why `measured_us` is None
 
     @property
     def slowest_us(self) -> float | None:
@@ -219,6 +222,10 @@ def _by_size(
             group.mean(name) if group.known(name).all() else None
             for name in ("predicted_us", "alone_us")
         )
+        kind, _, _ = key
+        unmeasured = ""
+        if not len(transfers_us):
+            unmeasured = f"{kind}: {_why_no_transfer(data, kind)}"
         matched = group.take(group.known("match"))
         slowest_us = matched.group("repeat", "match").most(matched["duration_us"])
         measured.append(
@@ -226,6 +233,7 @@ def _by_size(
                 rows[key],
                 per_step=len(group) / len(data.whole_windows),
                 measured_us=float(transfers_us.mean()) if len(transfers_us) else None,
+                unmeasured=unmeasured,
                 in_step_us=expected_us if expected_us != alone_us else None,
                 measured_slowest_us=float(slowest_us.mean())
                 if len(slowest_us) and len(transfers_us)
@@ -233,6 +241,14 @@ def _by_size(
             )
         )
     return tuple(sorted(measured, key=lambda row: -row.size_bytes))
+
+
+def _why_no_transfer(data: Job, kind: str) -> str:
+    if kind in ROOTED:
+        return "rooted collectives do not make all ranks wait for each other: they have no transfer"
+    if data.not_split is not None:
+        return data.not_split.reason
+    return NOT_MATCHED
 
 
 def _prediction(
@@ -325,7 +341,7 @@ def matched(cell: CellView) -> Table:
     table = table.take(table.known("transfer_us"))
     priced(cell).need_costs_of(table)
     if not len(table):
-        raise Missing("needs matched collectives of every rank")
+        raise Missing(NOT_MATCHED)
     return table
 
 
@@ -443,4 +459,8 @@ def predicted_exposed_us(cell: CellView) -> float:
 
 @PREDICTIONS.column("error of exposed", "share", "Predicted over measured exposed comm., minus 1")
 def predicted_exposed_error(cell: CellView) -> float:
+    """Unknown where nothing shows how much of the measured value is waiting, which no model has."""
+    not_split = cell.data.not_split
+    if not_split is not None and not cell.traits.peer_copies:
+        raise Missing(f"the measured value includes waiting: {not_split.reason}")
     return _error(cell.predicted_exposed_us, cell.exposed_us)

@@ -95,10 +95,21 @@ def _lacking(predictions: Sequence[CollectivePrediction]) -> Iterator[Finding]:
 
 
 def off_notes(comparison: Comparison, shared_cores: bool = False) -> Iterator[str]:
-    """Notes for the table of predictions: which cells are off, by how much, and why."""
+    """Notes for the table of predictions: which cells are off, by how much, and why; which are not
+    compared.
+    """
     for off in cells_off(comparison):
         cause = _cause(comparison, off, shared_cores)
         yield f"{off.row.cell}: {off.error}; {cause}"
+    for row in comparison.rows.values():
+        yield from _not_compared(row)
+
+
+def _not_compared(row: CellRow) -> Iterator[str]:
+    """Why a prediction of exposed communication is not compared with what was measured."""
+    why = row.reasons.get("predicted_exposed_error")
+    if why and row.predicted_exposed_us is not None:
+        yield f"error of exposed NA ({row.cell}): {why}"
 
 
 def noisy_calibration(comparison: Comparison) -> Finding | None:

@@ -13,7 +13,7 @@ from dpscope.analysis.cells.row import CellRow, minus
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, show_bytes, show_time, text
+from dpscope.analysis.text.units import show_bytes, show_time, text
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.whole_steps import STEP_KEYS
 from dpscope.profiling.records.finding import counted
@@ -33,6 +33,7 @@ class FormulaLine:
     source: str
     predicted_us: float
     measured_us: float | None
+    unmeasured: str = ""  # what has no measured value, and why
 
 
 _FIELDS = (
@@ -89,21 +90,9 @@ def formula_table(run: RunData, comparison: Comparison) -> TextTable:
             )
             else ()
         ),
-        *_why_unmeasured(lines, comparison),
+        *dict.fromkeys(f"measured NA of {line.unmeasured}" for line in lines if line.unmeasured),
     )
     return table_of("Models: formula, numbers, result", _FIELDS, lines, notes)
-
-
-def _why_unmeasured(lines: list[FormulaLine], comparison: Comparison) -> Iterator[str]:
-    """Why predictions have no measured value."""
-    unknown = [line for line in lines if line.measured_us is None]
-    rings = [line for line in unknown if line.model.startswith((_RING, _SHARDED_RINGS))]
-    for why in dict.fromkeys(
-        comparison.rows[line.cell].reasons.get("ring_error_us") for line in rings
-    ):
-        yield f"measured NA of the {_RING}: {why or NA}"
-    if len(unknown) > len(rings):
-        yield "measured NA: ranks do not wait for each other in rooted collectives, which have no transfer to compare with"
 
 
 def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaLine]:
@@ -120,7 +109,9 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
             if data.ranks
             else _RING
         )
-        yield line(name, _ring(data, row), ring_source, ring, minus(ring, row.ring_error_us))
+        measured_us = minus(ring, row.ring_error_us)
+        unmeasured = _unmeasured(row, f"the {_RING}", "ring_error_us")
+        yield line(name, _ring(data, row), ring_source, ring, measured_us, unmeasured)
     predicted = [
         prediction
         for prediction in comparison.predictions
@@ -137,7 +128,8 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
             slowdown = collective.in_step_us / collective.predicted_us
             alone = show_time(collective.predicted_us)
             formula += f" = {alone} alone, × {slowdown:.3g} next to other work"
-        yield line(what, formula, source, collective.expected_us, collective.measured_us)
+        times_us = collective.expected_us, collective.measured_us
+        yield line(what, formula, source, *times_us, collective.unmeasured)
     if data.traits.peer_copies and row.predicted_transfer_us is not None:
         what, formula = (
             "DataParallel, all transfers of a step",
@@ -146,7 +138,20 @@ def _lines(data: Job, row: CellRow, comparison: Comparison) -> Iterator[FormulaL
         yield line(what, formula, source, row.predicted_transfer_us, row.communication_us)
     elif (exposed := row.predicted_exposed_us) is not None:
         what = "DDP's schedule, exposed communication"
-        yield line(what, _schedule(data, costs), source, exposed, row.exposed_us)
+        yield line(what, _schedule(data, costs), source, exposed, *_compared(data, row))
+
+
+def _compared(data: Job, row: CellRow) -> tuple[float | None, str]:
+    """What is exposed, and why nothing is to be compared with a schedule where it includes waiting."""
+    if data.not_split is None:
+        return row.exposed_us, ""
+    return None, _unmeasured(row, "DDP's schedule", "predicted_exposed_error")
+
+
+def _unmeasured(row: CellRow, what: str, error: str) -> str:
+    """Why a model's result has no measured value, by the column of its error; empty if it has one."""
+    why = row.reasons.get(error)
+    return f"{what}: {why}" if why else ""
 
 
 def _ring(data: Job, row: CellRow) -> str:

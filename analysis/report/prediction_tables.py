@@ -175,7 +175,7 @@ def collective_table(comparison: Comparison, choice: Chosen = lambda one: None) 
     )
     notes = [*_collective_notes(shown, slowest, calibrated)]
     if left_out := len(comparison.predictions) - len(shown):
-        notes.append(f"{left_out} other sizes are not shown")
+        notes.append(f"{left_out} more not shown")
     times = [
         time for collective in shown for time in (collective.measured_us, collective.expected_us)
     ]
@@ -199,8 +199,10 @@ def _shown(comparison: Comparison) -> list[CollectivePrediction]:
 def _collective_notes(
     shown: Sequence[CollectivePrediction], slowest: bool, calibrated: bool
 ) -> Iterator[str]:
-    if any(collective.measured_us is None for collective in shown):
-        yield "measured NA: broadcasts and reduces do not make all ranks wait for each other, so they have no transfer time"
+    for unmeasured in dict.fromkeys(
+        collective.unmeasured for collective in shown if collective.unmeasured
+    ):
+        yield f"measured NA of {unmeasured}"
     for reason in dict.fromkeys(collective.reason for collective in shown if collective.reason):
         yield f"predicted NA: {reason}"
     for sizes in dict.fromkeys(
