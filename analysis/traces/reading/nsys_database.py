@@ -248,8 +248,10 @@ def _unpack(path: Path, place: Path, max_bytes: int) -> None:
                     break  # enough to be refused
     except OSError as error:
         raise DpscopeError(f"cannot decompress {path}: {error.strerror or error}") from error
-    except (EOFError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stubs call it a plain object
-        raise DpscopeError(f"cannot decompress {path}: {error}; copy it again") from error
+    except EOFError as error:
+        raise DpscopeError(f"{path} is cut short; copy it again") from error
+    except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stubs call it a plain object
+        raise DpscopeError(f"{path} is damaged: {error}; copy it again") from error
 
 
 def _check_header(file: Path, path: Path) -> bool:
