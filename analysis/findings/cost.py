@@ -12,6 +12,7 @@ from dpscope.analysis.text.units import beside, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
+from dpscope.analysis.traces.ranks.not_split import NotSplit
 from dpscope.profiling.records.finding import counted
 
 _NOTHING = 0.005  # of exposed communication: smaller parts are omitted
@@ -22,9 +23,10 @@ _KINDS = {"copy": "copies between devices"}
 _NEVER_SPLIT = {"copy", "broadcast", "reduce"}  # do not make all ranks wait for each other
 
 
-def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
-    """The exposed communication of a traced step and its parts, from the ledger; `not_split` is why
-    waiting could not be separated from moving data, where it could not.
+def cost_fact(row: CellRow, data: Job, on_device: bool) -> Fact:
+    """The exposed communication of a traced step and its parts, from the row's ledger.
+
+    The job shows why waiting could not be separated from moving data, and whether a step is whole.
     """
     ledger = row.ledger
     if ledger is None or ledger.exposed_us is None:
@@ -36,8 +38,9 @@ def cost_fact(row: CellRow, on_device: bool, not_split: str) -> Fact:
     if slowed is not None:
         return _unreliable(row, slowed)
     scale = Scale([ledger.traced_step_us, ledger.exposed_us])
-    exposed = _exposed(ledger, ledger.exposed_us, scale)
-    split = _split(ledger, scale, not_split)
+    of_step = traced_length(ledger, data, scale)
+    exposed = _exposed(ledger, ledger.exposed_us, of_step, scale)
+    split = _split(ledger, data.not_split, scale)
     lines = [f"{exposed}{split}"]
     if on_device:
         lines.append(device_use(ledger, scale))
@@ -61,7 +64,7 @@ def _unreliable(row: CellRow, slowed: float) -> Fact:
     return Fact("cost", "COST", tuple(lines))
 
 
-def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
+def _exposed(ledger: Ledger, exposed_us: float, of_step: str, scale: Scale) -> str:
     """The exposed communication, its interval and its share of the step."""
     exposed = scale.number(exposed_us)
     bounds = ledger.intervals.get("exposed")
@@ -70,13 +73,14 @@ def _exposed(ledger: Ledger, exposed_us: float, scale: Scale) -> str:
     elif without_interval(ledger):
         exposed = f"{exposed} (no interval)"
     share = percent(exposed_us / ledger.traced_step_us)
-    step = _traced_step(ledger, scale)
-    return f"communication takes {exposed} of {step}, {share}"
+    return f"communication takes {exposed} of {of_step}, {share}"
 
 
-def _traced_step(ledger: Ledger, scale: Scale) -> str:
+def traced_length(ledger: Ledger, data: Job, scale: Scale) -> str:
     """The step that the parts are of, next to the untraced one where that was timed."""
     length = scale.time(ledger.traced_step_us)
+    if not data.has_whole_step:
+        return f"the {length} recorded"
     if ledger.tracer_us is None:
         return f"the {length} of a step"
     untraced_us = ledger.traced_step_us + ledger.tracer_us
@@ -84,10 +88,11 @@ def _traced_step(ledger: Ledger, scale: Scale) -> str:
     return f"the {length} of a traced step ({untraced} untraced)"
 
 
-def _split(ledger: Ledger, scale: Scale, not_split: str) -> str:
+def _split(ledger: Ledger, not_split: NotSplit | None, scale: Scale) -> str:
     """Waiting, moving data and the rest by kind, or that they cannot be separated."""
-    if not ledger.is_split and not ledger.other_by_kind_us.keys() <= _NEVER_SPLIT:
-        return f", waiting included: {not_split}"
+    never_split = ledger.other_by_kind_us.keys() <= _NEVER_SPLIT
+    if not_split is not None and not ledger.is_split and not never_split:
+        return f", waiting included: {not_split.reason}"
     times_us = _notable_parts_us(ledger)
     if not times_us or not ledger.exposed_us:
         return ""
@@ -224,7 +229,9 @@ def _notable_ranks(
 
 
 def _name(rank: int | None) -> str:
-    return "rank unknown" if rank is None else f"rank {rank}"
+    if rank is None:
+        return "rank unknown"
+    return f"rank {rank}"
 
 
 def ledger_table(data: Job) -> TextTable | None:
@@ -236,7 +243,8 @@ def ledger_table(data: Job) -> TextTable | None:
         return None
     ledgers = _ledgers(data)
     if len(ledgers) > 1:
-        rows = {"mean of ranks": ledger, **_notable_ranks(data, ledgers, ledger.is_split)}
+        mean = f"mean of {counted(len(ledgers), 'rank')}"
+        rows = {mean: ledger, **_notable_ranks(data, ledgers, ledger.is_split)}
     else:
         rows = {_name(rank): ledger for rank in ledgers}
     note = f"{_means_over(ledger)}; wait, transfer and other are exposed communication"

@@ -330,7 +330,8 @@ def overlap_evidence(data: Job) -> Evidence | None:
     """The evidence for a cell with several processes whose communication is known; None for other
     cells.
     """
-    if data.traits.one_process or data.devices < 2 or not data.communication_known:
+    alone = data.devices < 2 and not data.has_unknown_size
+    if data.traits.one_process or alone or not data.communication_known:
         return None
     windows = data.whole_windows
     means = {}

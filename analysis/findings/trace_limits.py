@@ -13,6 +13,10 @@ from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
 NAMED_FILES = 3  # in a line
+_LEFT_OUT = {
+    TraceCode.TRACE_OF_ANOTHER_JOB: "what the traces record of their job",
+    TraceCode.STEPS_FAR_LONGER: "times of the traced steps",
+}
 
 
 def limits_of_traces(data: Job, row: CellRow | None = None) -> tuple[Fact, ...]:
@@ -24,17 +28,20 @@ def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
     if data.cut_short:
         line = f"{listed(data.cut_short, NAMED_FILES)}: what follows the cut is missing"
         yield Fact("limits", "CUT", (line,), basis="the file ends too early, or is damaged")
+    if data.left_out:
+        files = listed([summary.source for summary in data.left_out], NAMED_FILES)
+        line = f"{files}: no communication in what could be read, so no number includes this"
+        yield Fact("limits", "LEFT OUT", (line,), basis="each of them is a finding")
+    for code, basis in _LEFT_OUT.items():
+        for finding in _of_code(data, code):
+            yield Fact("limits", "LEFT OUT", (finding.message,), basis)
     unread = _of_code(data, TraceCode.FILE_NOT_READ)
     if unread:
         files = counted(len(unread), "file")
         line = f"{files}: {unread[0].message}"
         yield Fact("limits", "NOT READ", (line,), basis="each of them is a finding")
-    partial = data.whole_windows.truths("partial_window", missing=True)
-    if partial.all():
+    if not data.has_whole_step:
         yield _no_whole_step(data)
-    for finding in _of_code(data, TraceCode.STEPS_FAR_LONGER):
-        line = finding.message
-        yield Fact("limits", "LEFT OUT", (line,), basis="times of the traced steps")
     if row is None:
         return
     for finding in above_peak(row):

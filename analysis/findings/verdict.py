@@ -14,7 +14,7 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyGap
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.cells.scaling import devices_text
 from dpscope.analysis.findings.actions import RUN_AGAIN, Situation, next_fact
-from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts
+from dpscope.analysis.findings.cost import cost_fact, device_use, late_facts, traced_length
 from dpscope.analysis.findings.facts import (
     Fact,
     Scale,
@@ -85,10 +85,10 @@ def _verdict_on_read(data: Job, row: CellRow | None) -> Verdict:
         knows_options=False,
         not_split=data.not_split,
     )
-    if data.communication_known and (data.devices < 2 or not moved):
+    if data.communication_known and not moved:
         following = _next_without_communication(data, situation)
         return Verdict(setting, limits, (_no_communication(data), following))
-    if data.devices < 2 or ledger is None:
+    if ledger is None:
         unknown = Fact("cost", "COST", ("not measured: the traces do not show it",))
         lost, again = _lost(data), _TRACE_MORE
         if lost is not None:
@@ -116,8 +116,8 @@ def _no_communication(data: Job) -> Fact:
     ledger = data.ledger
     if data.on_device and ledger is not None:
         scale = Scale([ledger.traced_step_us])
-        step = scale.time(ledger.traced_step_us)
-        lines.append(f"a step takes {step}: {device_use(ledger, scale)}")
+        of_step = traced_length(ledger, data, scale)
+        lines.append(f"of {of_step} {device_use(ledger, scale)}")
     return Fact("cost", "COST", tuple(lines))
 
 
@@ -137,9 +137,8 @@ def _traces_setting(data: Job) -> str:
     """Ranks, strategy and traced steps of a job of which nothing else is known, and what they are
     not valid for.
     """
-    ranks = len(data.summaries)
     on = f" on {data.traced_devices}" if data.traced_devices else ""
-    setting = f"{ranks} of {counted(data.processes, 'rank')}{on}, {_parallelism(data)}"
+    setting = f"{_ranks_read(data)}{on}, {_parallelism(data)}"
     if data.foreign_format is not None:
         setting = f"{data.foreign_format}: {setting}"
     if data.ledger is not None:
@@ -148,6 +147,14 @@ def _traces_setting(data: Job) -> str:
         if steps == 1:
             setting = f"{setting}: {_ONE_STEP}"
     return f"{setting}." if data.on_device or _lost(data) else f"{setting}. {CPU_TRACES}"
+
+
+def _ranks_read(data: Job) -> str:
+    """How many ranks were read, and of how many."""
+    read = len(data.summaries)
+    if data.has_unknown_size:
+        return f"{counted(read, 'rank')} of an unknown number"
+    return f"{read} of {counted(data.processes, 'rank')}"
 
 
 def _traced_strategy(data: Job) -> str:
@@ -173,8 +180,7 @@ def _about(
     """The verdict with the facts about one cell: cost, shortcuts, the late rank, what to do."""
     chosen = situation.chosen
     late = situation.late
-    not_split = data.not_split.reason if data.not_split is not None else ""
-    facts = [*begun.facts, cost_fact(chosen, situation.on_device, not_split)]
+    facts = [*begun.facts, cost_fact(chosen, data, situation.on_device)]
     if with_shortcuts:
         facts.append(shortcuts_fact(chosen, data))
     if late is not None and chosen.ledger is not None:

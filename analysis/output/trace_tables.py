@@ -35,6 +35,7 @@ from dpscope.analysis.traces.ranks.places import (
     spreads,
     with_host_findings,
 )
+from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.whole_steps import TIMES_AS_LONG, UNKNOWN_START, far_longer
 from dpscope.analysis.traces.reading.table import COLUMN_KINDS, Table
 from dpscope.analysis.traces.steps import data_parallel as dp_phases
@@ -118,14 +119,10 @@ def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
     error; 1 after an error.
     """
     if cut_short:
-        more = len(cut_short) - 1
-        which, of_them = (
-            (f"{cut_short[0]} and {more} more are", "them")
-            if more
-            else (f"{cut_short[0]} is", "it")
-        )
+        files = listed(cut_short, 1)
         complain(
-            f"{which} cut short or damaged: the numbers hold what could be read of {of_them}; read a whole copy, or trace again"
+            f"cut short or damaged: {files}; the numbers hold what could be read: "
+            "read a whole copy, or trace again"
         )
     return 2 if cut_short else int(any(finding.severity == "error" for finding in findings))
 
@@ -467,18 +464,18 @@ def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -
             one, message=without_names(one.message), next_step=without_names(one.next_step)
         )
 
-    summaries = (
-        replace(
+    def without_host(summary: TraceSummary) -> TraceSummary:
+        return replace(
             summary,
             host=numbered(summary.host),
             read_on=numbered(summary.read_on),
             source=without_names(summary.source),
         )
-        for summary in analysis.summaries
-    )
+
     hidden = replace(
         analysis,
-        summaries=tuple(summaries),
+        summaries=tuple(map(without_host, analysis.summaries)),
+        left_out=tuple(map(without_host, analysis.left_out)),
         timelines=tuple(
             (repeat, msgspec.structs.replace(one, host=numbered(one.host)))
             for repeat, one in analysis.timelines

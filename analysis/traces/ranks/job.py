@@ -139,6 +139,8 @@ class Job:
     ranks: tuple[tuple[int, RankResult], ...] = ()  # (repeat, result of one process)
     tables: Tables = NO_TABLES
     summaries: tuple[TraceSummary, ...] = ()  # of each trace
+    # of traces that do not show their rank's communication, next to others that do
+    left_out: tuple[TraceSummary, ...] = ()
     # (repeat, a rank's step), of the first repeat with traces
     timelines: tuple[tuple[int, StepTimeline], ...] = ()
     counter_checks: tuple[CounterCheck, ...] = ()
@@ -213,9 +215,16 @@ class Job:
         return max((size for size in sizes if size is not None), default=None)
 
     @property
+    def has_unknown_size(self) -> bool:
+        """Whether its one process communicates with others, and nothing shows with how many."""
+        alone = self.processes == 1 and self.world_size is None and not self.traits.one_process
+        return alone and len(self.tables.collectives) > 0
+
+    @property
     def cut_short(self) -> list[str]:
         """The traces whose file ends too early, or cannot be read to its end."""
-        return [summary.source for summary in self.summaries if summary.cut_short]
+        every = (*self.summaries, *self.left_out)
+        return [summary.source for summary in every if summary.cut_short]
 
     @property
     def left_out_text(self) -> str:
@@ -373,6 +382,12 @@ class Job:
         if self.plan is None:
             return whole
         return whole.take(~whole.truths("partial_window", missing=True))
+
+    @property
+    def has_whole_step(self) -> bool:
+        """Whether a step was recorded from its begin to its end; a run leaves out all others."""
+        partial = self.whole_windows.truths("partial_window", missing=True)
+        return self.plan is not None or not partial.all()
 
     @cached_property
     def critical_windows(self) -> Table:

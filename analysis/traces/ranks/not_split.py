@@ -40,20 +40,20 @@ def why_not_split(
     matching the ranks.
     """
     missing = missing_ranks(ranks, world_size)
-    if len(ranks) == 1 and world_size != 1:
+    if world_size == 1:
+        return NotSplit(
+            "the one rank of the job has no other to compare with", "trace several ranks"
+        )
+    if len(ranks) == 1:
         return NotSplit(
             "only one process was read",
             "read the traces of all ranks to separate waiting from transfer",
         )
     if missing:
-        which, have = f"ranks {as_ranges(missing)}", "have"
+        which, are = f"ranks {as_ranges(missing)}", "are"
         if len(missing) == 1:
-            which, have = f"rank {missing[0]}", "has"
-        why = "here"
-        for finding in findings:
-            if finding.code == TraceCode.TRACE_OF_ANOTHER_JOB.code:
-                why = f"of this job: {finding.message}"
-        reason = f"{which} of {world_size} {have} no trace {why}"
+            which, are = f"rank {missing[0]}", "is"
+        reason = f"{which} of {world_size} {are} missing"
         return NotSplit(reason, f"read the traces of all ranks, {which} among them")
     if not len(collectives):
         return NotSplit(

@@ -136,12 +136,13 @@ def _read(
 
 def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     """The analysis of a job's ranks; `findings` are of the files, and go first."""
+    findings = (*findings, *job.findings)
+    job, left_out = _with_communication(job)
     tables, matching = job_tables(job)
     steps, ranks = tables.steps, [summary.rank for summary in job.summaries]
     communication_known = all(summary.communication_shown for summary in job.summaries)
     findings = (
         *findings,
-        *job.findings,
         *matching,
         *idle_findings(steps, communication_known=communication_known),
         *uneven_steps(steps),
@@ -156,6 +157,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
         **_facts(job.summaries, tables.collectives),
         tables=tables,
         summaries=job.summaries,
+        left_out=left_out,
         communication_known=communication_known,
         findings=findings,
     )
@@ -163,6 +165,22 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
     many = len(ranks) > MOST_TO_DRAW
     chosen = drawn_ranks(ranks, analysis.waits_caused) if many else range(len(ranks))
     return replace(analysis, timelines=tuple((0, timeline) for timeline in job.timelines(chosen)))
+
+
+def _with_communication(job: RankTables) -> tuple[RankTables, tuple[TraceSummary, ...]]:
+    """The ranks whose traces show their communication, and the others, which are left out; if none
+    does, all ranks stay.
+    """
+    shown = []
+    left_out = []
+    for place, summary in enumerate(job.summaries):
+        if summary.communication_shown:
+            shown.append(place)
+        else:
+            left_out.append(summary)
+    if not shown or not left_out:
+        return job, ()
+    return job.take(shown), tuple(left_out)
 
 
 def _facts(summaries: Sequence[TraceSummary], collectives: Table) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_shares_and_savings_are_stated_only_where_tracing_slows_a_step_little(
 def test_the_late_rank_has_a_row_where_its_cause_is_seen() -> None:
     """Rank 7 waits least and idles longest: its host launches late."""
     table = known(ledger_table(analyze_traces(DATA / "v100x8_ddp_dlrm")))
-    assert [row[0] for row in table.rows] == ["mean of ranks", "rank 1, slowest", "rank 7, late"]
+    assert [row[0] for row in table.rows] == ["mean of 8 ranks", "rank 1, slowest", "rank 7, late"]
     assert table.rows[2][1:] == ("10.97", "1.06", "1.38", "0.20", "0.00", "8.33")
 
 

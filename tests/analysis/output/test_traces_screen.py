@@ -6,6 +6,7 @@ Two ranks of a generated DDP job: a step all-reduces 6 + 11.52 + 2 = 19.52 MB, i
 """
 
 import csv
+import gzip
 import io
 import json
 import shutil
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dpscope.analysis.findings.cost import ledger_table
 from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.output.changes import print_comparison
 from dpscope.analysis.output.run_screen import Targets
@@ -36,6 +38,7 @@ from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.calibration import Calibration, Collective, Contention
 from dpscope.profiling.store.files import write_json
 from tests.generated_traces.generator import ddp_trace, trace_text, write_ddp_job, write_trace
+from tests.helpers.known import known
 from tests.helpers.made_traces import launch, on_device, operator, step, write
 from tests.helpers.made_verdicts import said
 from tests.helpers.paths import DATA
@@ -105,9 +108,35 @@ def test_the_ring_formula_and_what_the_trace_implies_and_lacks(traces: Path) -> 
     reasons = report.comparison.reasons
     assert all(reasons["traces of 2 ranks", name].startswith("traces alone") for name in unknown)
     assert report.verdict.fact("which") is None
-    ranks = ["mean of ranks", "rank 0, slowest", "rank 1, waits longest"]
+    ranks = ["mean of 2 ranks", "rank 0, slowest", "rank 1, waits longest"]
     assert [line[0] for line in report.first["step"].rows] == ranks
     assert {"time", "memory", "checks"} & set(report.tables) == set()
+
+
+@pytest.mark.long
+def test_what_includes_waiting_is_not_compared_with_a_model(traces: Path) -> None:
+    """Of one of two ranks; of both, each all-reduce has a transfer."""
+    one, both = (reported(path) for path in (DATA / "a100x2_ddp_resnet50_rank0.json.gz", traces))
+    (row,) = one.comparison.rows.values()
+    assert known(row.predicted_exposed_us) > 0
+    assert row.number("predicted_exposed_error") is None
+    (row,) = both.comparison.rows.values()
+    assert row.number("predicted_exposed_error") is not None
+    why = "only one process was read"
+    formulas, steps, sizes = (
+        one.tables[name] for name in ("formulas", "predictions", "collectives")
+    )
+    assert {row[-2:] for row in formulas.rows} == {("NA", "NA")}
+    assert f"measured NA of all_reduce: {why}" in formulas.notes
+    includes = f"the measured value includes waiting: {why}"
+    assert f"measured NA of DDP's schedule: {includes}" in formulas.notes
+    assert any(note.startswith("error of exposed NA") for note in steps.notes)
+    assert f"measured NA of all_reduce: {why}" in sizes.notes
+    assert any(note.startswith("measured NA of broadcast: rooted") for note in sizes.notes)
+    assert "1 more not shown" in sizes.notes
+    assert "prediction_off" not in {finding.code for finding in one.findings}
+    measured = [note for note in both.tables["formulas"].notes if note.startswith("measured NA")]
+    assert not any("all_reduce" in note or "schedule" in note for note in measured)
 
 
 @pytest.mark.long
@@ -241,16 +270,71 @@ def test_a_trace_without_communication_costs_nothing(
     none = "none: there is no collective in the traces"
     # a kernel is launched 5 us before it begins
     idle = (
-        " a step takes 100 µs: devices compute 26.0 (26%), idle 74.0 (74%): for 69.0 µs the CPU had queued no work"
+        " of the 100 µs of a step devices compute 26.0 (26%), idle 74.0 (74%): for 69.0 µs the CPU had queued no work"
         if device
         else ""
     )
     assert no_collective(tmp_path, device, ranks) == f"{none}{idle}"
 
 
-@pytest.mark.parametrize(("whole", "which"), [(True, "2 of 2 ranks"), (False, "1 of 2 ranks")])
+def test_collectives_of_a_single_rank_cost_what_they_take(tmp_path: Path) -> None:
+    """Of a job of one rank: 20 us of a step of 100 us, and none of it is hidden."""
+    for name, size in (("alone", 1), ("partner", 2)):
+        events = [step(1, 100.0, 100), step(2, 200.0, 100)]
+        for number, begin in ((1, 110.0), (2, 210.0)):
+            events += [
+                launch(number, begin),
+                on_device("ncclDevKernel_AllReduce", begin + 5, 20, number),
+            ]
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, events, distributedInfo={"rank": 0, "world_size": size})
+    alone, partner = (
+        traces_verdict(analyze_traces([tmp_path / name])) for name in ("alone", "partner")
+    )
+    of_step = "communication takes 20.0 of the 100 µs of a step, 20%, waiting included: "
+    assert f"{of_step}the one rank of the job has no other" in said(alone, "cost")
+    assert f"{of_step}only one process was read" in said(partner, "cost")
+    assert alone.setting.startswith("1 of 1 rank")
+
+
+@pytest.mark.long
+def test_ranks_answer_without_one_that_was_cut_off(tmp_path: Path) -> None:
+    """Half of rank 0's file holds none of its kernels, nine tenths hold some; rank 3 is missing."""
+    ranks = DATA / "v100x8_ddp_dlrm"
+    for rank in (1, 2, 4, 5, 6, 7):
+        shutil.copy(ranks / f"rank{rank}.json.gz", tmp_path)
+    whole = analyze_traces([tmp_path])
+    text = gzip.decompress((ranks / "rank0.json.gz").read_bytes())
+    cut = tmp_path / "rank0.json"
+    for part, read in ((0.5, 6), (0.9, 7)):
+        cut.write_bytes(text[: int(part * len(text))])
+        job = analyze_traces([tmp_path])
+        verdict = traces_verdict(job)
+        left_out = [fact for fact in verdict.limits if fact.label == "LEFT OUT"]
+        assert [str(cut) in fact.lines[0] for fact in left_out] == [True] * (read == 6)
+        assert verdict.setting.startswith(f"{read} of 8 ranks")
+        assert "communication takes 5.3 of the 14.2 ms" in said(verdict, "cost")
+        assert verdict.ledger == traces_verdict(whole).ledger
+        assert known(ledger_table(job)).rows[0][0] == "mean of 6 ranks"
+        assert job.cut_short == [str(cut)]
+
+
+@pytest.mark.long
+def test_a_trace_of_another_job_is_named_above_the_cost(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        shutil.copy(DATA / f"v100x8_ddp_dlrm/rank{rank}.json.gz", tmp_path)
+    stray = tmp_path / "stray.json.gz"
+    shutil.copy(DATA / "a100x2_ddp_resnet50_rank0.json.gz", stray)
+    verdict = traces_verdict(analyze_traces([tmp_path]))
+    limit = verdict.limits[0]
+    assert limit.label == "LEFT OUT"
+    assert limit.lines[0].startswith(f"{stray} was left out, since it is of another job")
+    assert "waiting included: ranks 2 to 7 of 8 are missing;" in said(verdict, "cost")
+
+
+@pytest.mark.parametrize("whole", [True, False])
 def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
-    tmp_path: Path, whole: bool, which: str
+    tmp_path: Path, whole: bool
 ) -> None:
     """Rank 1's file ends before its kernels, so nothing shows that the job ran on a CPU."""
     events = sorted(
@@ -260,11 +344,14 @@ def test_traces_whose_communication_was_cut_off_name_the_file_to_read_again(
     text = trace_text({**ddp_trace(1, 2).trace, "traceEvents": events})
     cut = tmp_path / "0_1.pt.trace.json"
     cut.write_text(text[: text.index('"cat": "kernel"')])
+    cost = "not measured"
     if whole:
         write_trace(ddp_trace(0, 2).trace, tmp_path / "0_0.pt.trace.json")
+        cost = "waiting included: only one process was read"
     verdict = traces_verdict(analyze_traces([tmp_path]))
-    assert "not measured" in said(verdict, "cost")
-    assert verdict.setting.startswith(which)
+    assert cost in said(verdict, "cost")
+    assert verdict.setting.startswith("1 of 2 ranks")
+    assert (verdict.limits[1].label == "LEFT OUT") == whole
     assert verdict.limits[0].label == "CUT"
     assert verdict.limits[0].lines[0].startswith(f"{cut}: ")
     assert f"Copy {cut} again" in said(verdict, "next")

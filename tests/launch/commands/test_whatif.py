@@ -125,7 +125,7 @@ def test_traces_that_are_cut_short_give_a_number_and_status_2(tmp_path: Path) ->
     cut = whatif(tmp_path, "--devices", "4")
     assert cut.exit_code == 2
     assert cut.stdout.startswith("No prediction for 4 devices: only one rank was read")
-    assert f"{tmp_path}/0_1.pt.trace.json is cut short or damaged" in cut.stderr
+    assert f"cut short or damaged: {tmp_path}/0_1.pt.trace.json;" in cut.stderr
 
 
 def test_too_few_cores_stand_above_the_number() -> None:

@@ -49,7 +49,7 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
     done = merge(tmp_path, "-o", tmp_path / "merged.json.gz")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "rank1.json is cut short or damaged" in done.stderr
+    assert f"cut short or damaged: {tmp_path / 'rank1.json'};" in done.stderr
     assert (tmp_path / "merged.json.gz").exists()
 
 

@@ -125,7 +125,7 @@ def test_the_ledger_and_the_cost_of_foreign_traces_name_the_device() -> None:
     repeated = cell_data(DP, [], data_parallel_windows(2))
     assert (ledger.steps, known(repeated.traced_ledger).steps) == (3, 6)
     row = made_row("dp-d4-b8", "dp", 4, ledger=ledger)
-    first, *_, last = cost_fact(row, on_device=True, not_split="").lines
+    first, *_, last = cost_fact(row, repeated, on_device=True).lines
     assert first.startswith("communication takes 0.5 of the 5.0 ms of a step, 10%")
     assert last == "on device 0, the least idle one; mean of all devices 0.12 ms"
 

@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpscope.analysis.findings.no_overlap import waiting_findings
 from dpscope.analysis.findings.trace_limits import limits_of_traces
 from dpscope.analysis.findings.verdict import traces_verdict
 from dpscope.analysis.output.trace_tables import few_of_each_kind
@@ -22,6 +24,7 @@ from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.dp import dp_trace
 from tests.generated_traces.parallel_jobs import parallel_trace
 from tests.generated_traces.writing import write_trace
+from tests.helpers.known import known
 from tests.helpers.nsys_exports import convert, load_trace
 from tests.helpers.paths import DATA
 
@@ -45,8 +48,12 @@ def test_a_compressed_export_is_read_as_it_is(tmp_path: Path) -> None:
     limit = ReadLimits(max_bytes=100_000)
     with pytest.raises(DpscopeError, match=r"sqlite.gz has [0-9,]+ bytes, more than are read"):
         analyze_traces([packed], limit)
-    packed.write_bytes(packed.read_bytes()[:10_000])
-    with pytest.raises(DpscopeError, match=r"cannot decompress .*sqlite.gz"):
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:10_000])
+    with pytest.raises(DpscopeError, match=r"sqlite.gz is cut short; copy it again$"):
+        analyze_traces([packed])
+    packed.write_bytes(whole[:100] + b"\xff" * 10_000)
+    with pytest.raises(DpscopeError, match=r"sqlite.gz is damaged: .*; copy it again$"):
         analyze_traces([packed])
 
 
@@ -77,6 +84,34 @@ def test_two_real_ranks(tmp_path: Path) -> None:
     }  # fmt: skip
     facts = dict(job.summaries[0].environment)
     assert facts == {"Driver": "580.95.05", "nsys": "2026.2.1.210"}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "UPDATE NVTX_EVENTS SET binaryData = NULL WHERE domainId = 1",  # without --include-blobs
+        "DELETE FROM NVTX_EVENTS WHERE domainId = 1",  # with NCCL_NVTX_DISABLE
+    ],
+)
+def test_one_rank_communicates_also_where_nothing_shows_with_how_many(
+    tmp_path: Path, lost: str
+) -> None:
+    """The same kernels as the trace, which records two ranks."""
+    trace = analyze_traces(A100)
+    path = convert([load_trace(A100[0])], tmp_path / "rank.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(lost)
+    connection.close()
+    job = analyze_traces([path])
+    verdict = traces_verdict(job)
+    exposed_us = known(known(trace.ledger).exposed_us)
+    assert known(known(verdict.ledger).exposed_us) == pytest.approx(exposed_us, abs=_ROUNDING_US)
+    assert verdict.setting.startswith("nsys export: 1 rank of an unknown number")
+    (cost,) = [fact for fact in verdict.facts if fact.question == "cost"]
+    assert cost.lines[0].startswith("communication takes 14.7 of the 222 ms")
+    assert cost.lines[0].endswith("waiting included: only one process was read")
+    overlap = {one.code for one in waiting_findings(trace)}
+    assert {one.code for one in waiting_findings(job)} == overlap != set()
 
 
 def test_a_real_export_without_nccl(tmp_path: Path) -> None:
