@@ -51,10 +51,12 @@ def test_cells_that_share_cores_are_no_base_and_show_no_error(
 @pytest.mark.long
 def test_tracing_that_slows_a_step_does_so_for_every_command(question: Question) -> None:
     """The cost that `dpscope analyze` refuses to state is not predicted from either."""
-    row = reported().comparison.rows[question.base.name]
+    report = reported()
+    row = report.comparison.rows[question.base.name]
+    job = report.run.cells[question.base.name]
     assert question.base.slowed == pytest.approx(known(row.tracer_cost))
     why = str(predict(question.base, Scenario(devices=4), question.costs).reason)
-    (cost, *_) = cost_fact(row, False, "").lines
+    (cost, *_) = cost_fact(row, job, on_device=False).lines
     assert cost.removeprefix("unknown: ") == why.split(":")[0]
     quiet = base_of_loaded(loaded(FIVE_REPEATS))
     assert quiet.base.slowed is None
