@@ -28,8 +28,8 @@ def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
     if data.cut_short:
         line = f"{listed(data.cut_short, NAMED_FILES)}: what follows the cut is missing"
         yield Fact("limits", "CUT", (line,), basis="the file ends too early, or is damaged")
-    if data.left_out:
-        files = listed([summary.source for summary in data.left_out], NAMED_FILES)
+    if data.without_communication:
+        files = listed([summary.source for summary in data.without_communication], NAMED_FILES)
         line = f"{files}: no communication in what could be read, so no number includes this"
         yield Fact("limits", "LEFT OUT", (line,), basis="each of them is a finding")
     for code, basis in _LEFT_OUT.items():

@@ -475,7 +475,7 @@ def _hidden(analysis: Job, places: Table, without_names: Callable[[str], str]) -
     hidden = replace(
         analysis,
         summaries=tuple(map(without_host, analysis.summaries)),
-        left_out=tuple(map(without_host, analysis.left_out)),
+        without_communication=tuple(map(without_host, analysis.without_communication)),
         timelines=tuple(
             (repeat, msgspec.structs.replace(one, host=numbered(one.host)))
             for repeat, one in analysis.timelines

@@ -140,7 +140,7 @@ class Job:
     tables: Tables = NO_TABLES
     summaries: tuple[TraceSummary, ...] = ()  # of each trace
     # of traces that do not show their rank's communication, next to others that do
-    left_out: tuple[TraceSummary, ...] = ()
+    without_communication: tuple[TraceSummary, ...] = ()
     # (repeat, a rank's step), of the first repeat with traces
     timelines: tuple[tuple[int, StepTimeline], ...] = ()
     counter_checks: tuple[CounterCheck, ...] = ()
@@ -223,7 +223,7 @@ class Job:
     @property
     def cut_short(self) -> list[str]:
         """The traces whose file ends too early, or cannot be read to its end."""
-        every = (*self.summaries, *self.left_out)
+        every = (*self.summaries, *self.without_communication)
         return [summary.source for summary in every if summary.cut_short]
 
     @property

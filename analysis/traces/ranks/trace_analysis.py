@@ -157,7 +157,7 @@ def analyze_job(job: RankTables, findings: Sequence[Finding]) -> Job:
         **_facts(job.summaries, tables.collectives),
         tables=tables,
         summaries=job.summaries,
-        left_out=left_out,
+        without_communication=left_out,
         communication_known=communication_known,
         findings=findings,
     )
