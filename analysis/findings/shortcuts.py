@@ -81,7 +81,7 @@ def _judged(estimate_us: float, measured_us: float, bounds: Interval | None) -> 
     # an interval that wide shows no agreement either
     wide = bounds.half_width(estimate_us) > _WIDE * measured_us
     if includes and (wide or not close):
-        return "too noisy to judge"
+        return "too noisy"
     return "agrees" if close else None
 
 
