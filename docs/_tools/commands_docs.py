@@ -24,10 +24,10 @@ _INTRODUCTION = """# Commands and options
 
 `dpscope COMMAND --help-all` prints the same options.
 
-An option that several commands share is explained once, at the first of them. A mistake in an option is one line on standard
-error and exit status 2 ([all statuses](getting-started.md#what-a-run-leaves)). `--config FILE` reads the settings of `run` and
-`train` from a TOML file, under the options' names with `_` or `-`: `batch_size = "32,128"`. `-h` is `--help`.
-`dpscope --install-completion` sets up completion in your shell.
+An option that several commands share is explained once, at the first of them. Of one that is given twice the last counts. A
+mistake is one line on standard error and exit status 2 ([all statuses](getting-started.md#what-a-run-leaves)). `--config FILE`
+reads the settings of `run` and `train` from a TOML file, under the options' names with `_` or `-`: `batch_size = "32,128"`.
+`-h` is `--help`. `dpscope --install-completion` sets up completion in your shell.
 """
 _TYPES = {bool: "", int: "whole number", float: "number", str: "text", Path: "path"}
 

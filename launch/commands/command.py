@@ -222,23 +222,11 @@ class Command(TyperCommand):
             args = ["--help"]
         words = list(args)  # typer takes them from the list
         try:
-            self._refuse_repeated(ctx, words)
             return list(super().parse_args(ctx, args))
         except UsageError as error:
             from dpscope.launch.commands.mistakes import mistake_of
 
             raise mistake_of(error, ctx, words) from None
-
-    def _refuse_repeated(self, ctx: Any, words: Sequence[str]) -> None:
-        """Raise DpscopeError for an option that stands twice, of which only the last would count."""
-        _, _, parameters = self.make_parser(ctx).parse_args(list(words))
-        names = set()
-        for parameter in parameters:
-            if parameter.name in names and not parameter.multiple:
-                raise DpscopeError(
-                    f"{parameter.opts[0]} is given twice; give it once, a list with commas"
-                )
-            names.add(parameter.name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """As typer does, with the defaults that are no parameters' defaults."""

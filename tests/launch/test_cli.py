@@ -176,8 +176,6 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
             "analyze RUN --target-efficiency 180",
             "--target-efficiency 180: give a share above 0% and at most 100%, such as 80%",
         ),
-        ("whatif RUN --devices 4 --devices=8", "--devices is given twice; give it once"),
-        ("run --strategy ddp --strategy dp", "--strategy is given twice; give it once"),
         ("run extra", "extra: dpscope run takes no such argument; see dpscope run -h"),
         ("merge RUN", "--output is missing: the merged trace"),
         ("compare RUN RUN --fail-over", "--fail-over needs a value"),

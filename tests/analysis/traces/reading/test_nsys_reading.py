@@ -105,7 +105,7 @@ def test_messages_to_every_rank_are_an_all_to_all(
 
 
 def test_a_graph_of_one_row_is_reported(tmp_path: Path) -> None:
-    """Its time is compute on one device; in a job that communicates nothing is invented."""
+    """Its time is compute on one device; in a job that communicates its rank is left out."""
     alone = Export(tmp_path / "alone.sqlite")
     alone.kernel(GEMM, (1000, 2000), 0, 500)
     alone.work("GRAPH_TRACE", (3000, 9000), 0, correlationId=7)
@@ -115,7 +115,10 @@ def test_a_graph_of_one_row_is_reported(tmp_path: Path) -> None:
     several = two_ranks(tmp_path / "several.sqlite")
     several.work("GRAPH_TRACE", (3000, 9000), 0, correlationId=7)
     job = analyze_traces([several.close()])
-    assert not job.communication_known
+    assert [(one.rank, one.communication_shown) for one in job.without_communication] == [
+        (0, False)
+    ]
+    assert job.ledger is not None
     assert [one.severity for one in job.findings if one.code == "cuda_graphs"] == ["error"]
 
 
