@@ -222,7 +222,7 @@ def test_exposed_communication_is_what_computing_leaves() -> None:
     traced = replace(BASE, exposed_us=90.0)
     assert traced.left_us == pytest.approx(20)
     for scenario, left_us in (({}, 20), ({"hook": "fp16"}, 10), ({"devices": 4}, 30)):
-        found = predict(traced, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
+        found = predict(traced, Scenario(**scenario), COSTS)
         assert found.exposed_us == pytest.approx(left_us)
     # another forward and backward computes for 200
     twice = predict(traced, Scenario(accumulate=2), COSTS)
