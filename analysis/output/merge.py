@@ -11,13 +11,14 @@ from dpscope.analysis.output.trace_tables import trace_status
 from dpscope.analysis.text.terminal import print_findings, print_table, progress
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA, show_bytes
-from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
+from dpscope.analysis.traces.merge.merge_ranks import MergedRank, MergedTrace, merge_traces
 from dpscope.analysis.traces.ranks.readers import find_traces
 from dpscope.analysis.traces.reading.chunks import ReadLimits
 from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
-from dpscope.profiling.store.folders import RunFolder, is_run_folder
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder, is_run_folder
 
 _VIEWER = "https://ui.perfetto.dev"
 
@@ -36,9 +37,11 @@ def print_merge(
     runs = [path for path in paths if is_run_folder(path)]
     if runs and len(paths) > 1:
         raise DpscopeError(f"{runs[0]} is a run folder: give it alone, or trace files alone")
-    chosen, number, files = (
-        traces_of_run(runs[0], cell, repeat) if runs else ("", 0, find_traces(paths))
-    )
+    chosen, number = "", 0
+    if runs:
+        chosen, number, files = traces_of_run(runs[0], cell, repeat)
+    else:
+        files = find_traces(paths)
     with progress(f"Merging {counted(len(files), 'trace')}"):
         merged = merge_traces(files, output, limits)
     if chosen:  # what was refused has printed nothing
@@ -46,9 +49,9 @@ def print_merge(
     print_table(console, clock_table(merged))
     print_findings(console, merged.findings)
     events = sum(rank.events for rank in merged.ranks)
-    ranks = (
-        f"{counted(len(merged.ranks), 'rank')}" if len(merged.ranks) > 1 else merged.ranks[0].title
-    )
+    ranks = merged.ranks[0].title
+    if len(merged.ranks) > 1:
+        ranks = counted(len(merged.ranks), "rank")
     size = f"{ranks}, {counted(events, 'event')}, {show_bytes(output.stat().st_size)}"
     console.print(
         f"\nMerged: {output} ({size}); open it in {_VIEWER}", highlight=False, soft_wrap=True
@@ -65,15 +68,7 @@ def traces_of_run(
     Raises DpscopeError naming the choices when that is not one job that has traces.
     """
     folder = RunFolder(path)
-    traced = {
-        planned.cell.name: (planned.cell, found)
-        for planned in folder.manifest().plan
-        if (
-            found := {
-                index: done for index, done in folder.done_repeats(planned.cell) if done.traces()
-            }
-        )
-    }
+    traced = _traced(folder)
     if not traced:
         raise DpscopeError(
             f"{path} holds no cell with traces: nothing to merge; measure it with `dpscope run --out {path}`"
@@ -105,25 +100,50 @@ def traces_of_run(
     return name, chosen, repeats[chosen].traces()
 
 
+def _traced(folder: RunFolder) -> dict[str, tuple[Cell, dict[int, RepeatFolder]]]:
+    """The cells that have traces, and their repeats that do, by their numbers."""
+    cells = {}
+    for planned in folder.manifest().plan:
+        repeats = folder.done_repeats(planned.cell)
+        traced = {number: done for number, done in repeats if done.traces()}
+        if traced:
+            cells[planned.cell.name] = planned.cell, traced
+    return cells
+
+
 def clock_table(merged: MergedTrace) -> TextTable:
     """A row per rank: its events and where its clock was set."""
-    first = merged.ranks[0]
+    first, *others = merged.ranks
 
-    def microseconds(value: float | None) -> str:
-        return NA if value is None else f"{value:,.3f}"
+    def matched(rank: MergedRank) -> object:
+        if rank is first:
+            return NA
+        return rank.clock.collectives
+
+    def moved(rank: MergedRank) -> str:
+        if rank is first:
+            return NA
+        return f"{rank.clock.moved_us:+,.3f}"
 
     fields = (
         Field("rank", "title"),
         Field("events", lambda rank: f"{rank.events:,}"),
-        Field("matched", lambda rank: NA if rank is first else rank.clock.collectives),
-        Field(
-            "clock moved [µs]", lambda rank: NA if rank is first else f"{rank.clock.moved_us:+,.3f}"
-        ),
-        Field("residual [µs]", lambda rank: microseconds(rank.clock.residual_us)),
-        Field("worst [µs]", lambda rank: microseconds(rank.clock.worst_us)),
+        Field("matched", matched),
+        Field("clock moved [µs]", moved),
+        Field("residual [µs]", lambda rank: _microseconds(rank.clock.residual_us)),
+        Field("worst [µs]", lambda rank: _microseconds(rank.clock.worst_us)),
     )
-    notes = (
-        f"the clock is that of {first.title}; the others are aligned on the ends of collectives shared with ranks above them",
-        "residual: how far those ends are apart afterwards, median and worst",
-    )
+    notes = []
+    if any(rank.clock.collectives for rank in others):
+        ends = "the ends of collectives shared with ranks above them"
+        notes = [
+            f"the clock is that of {first.title}; the others are aligned on {ends}",
+            "residual: how far those ends are apart afterwards, median and worst",
+        ]
     return table_of("Ranks and their clocks", fields, merged.ranks, notes)
+
+
+def _microseconds(value: float | None) -> str:
+    if value is None:
+        return NA
+    return f"{value:,.3f}"

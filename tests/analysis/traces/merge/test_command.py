@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpscope.analysis.output.merge import print_merge, traces_of_run
+from dpscope.analysis.output.merge import clock_table, print_merge, traces_of_run
 from dpscope.analysis.traces.merge.merge_ranks import merge_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.store.errors import DpscopeError
@@ -51,6 +51,15 @@ def test_a_file_cut_short_ends_with_status_2(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert f"cut short or damaged: {tmp_path / 'rank1.json'};" in done.stderr
     assert (tmp_path / "merged.json.gz").exists()
+
+
+def test_nothing_is_said_of_alignment_where_nothing_was_aligned(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_trace(ddp_trace(rank, 2).trace, tmp_path / f"rank{rank}.json")
+    both = clock_table(merge_traces(sorted(tmp_path.iterdir()), tmp_path / "both.json"))
+    alone = clock_table(merge_traces([tmp_path / "rank0.json"], tmp_path / "alone.json"))
+    assert "aligned" in both.notes[0]
+    assert list(alone.notes) == []
 
 
 def refused(paths: list[Path], output: Path) -> str:
