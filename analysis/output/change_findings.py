@@ -81,7 +81,7 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         )
     hidden = [change for change in steps if change.hides_slowdown]
     if hidden:
-        cells = ", ".join(missed.cell for missed in hidden)
+        cells = listed([missed.cell for missed in hidden], _MOST_NAMED)
         slowdown = show_share(hidden[0].fail_over)
         hidden.sort(key=lambda missed: missed.detectable or 0.0)
         quietest = hidden[0]
@@ -187,12 +187,24 @@ def by_kind(run: RunData, findings: Iterable[Finding]) -> Iterator[Finding]:
     """
     kinds = grouped(((finding.code, finding.next_step), finding) for finding in findings)
     for alike in kinds.values():
-        messages = dict.fromkeys(finding.message for finding in alike)
-        named = listed(list(messages), _MOST_NAMED)
+        observations = list(_observations(alike))
+        named = listed(observations, _MOST_NAMED)
         message = f"{run.path}: {named}"
         first = alike[0]
         advice = f"for {run.path}, {first.next_step}"
         yield msgspec.structs.replace(first, message=message, next_step=advice, about="")
+
+
+def _observations(findings: Sequence[Finding]) -> Iterator[str]:
+    """Each observation once, after the cells that it is about."""
+    by_observation = grouped((finding.observation, finding.about) for finding in findings)
+    for observation, abouts in by_observation.items():
+        cells = [about for about in dict.fromkeys(abouts) if about]
+        if not cells:
+            yield observation
+            continue
+        names = listed(cells, _MOST_NAMED)
+        yield f"{names}: {observation}"
 
 
 def or_forced(differ: Sequence[Finding]) -> list[Finding]:

@@ -350,9 +350,9 @@ def _judge(
     damage = _Damage.of(before, after)
     lost = [*lost_findings(before, after, damage.cells), *damage.lost]
     unread = [*_not_read(before), *_not_read(after)]
-    limits = [*damage.errors, *unlike_findings(before, after, changes)]
-    undecided = list(undecided_findings(changes))
     judged = [change for change in changes if change.cell not in damage.cells]
+    limits = [*damage.errors, *unlike_findings(before, after, judged)]
+    undecided = list(undecided_findings(changes))
     reasons: list[Finding] = []
     status = NO_REGRESSION
     if differ and not force:

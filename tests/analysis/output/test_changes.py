@@ -320,6 +320,20 @@ def test_a_run_that_lost_repeats_is_not_judged(
         assert print_comparison(*pair, VISIBLE, "json", QUIET) == 1
 
 
+def test_repeats_that_several_cells_lost_are_stated_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, damaged = run_of(tmp_path / "whole", SINGLE, DDP), run_of(tmp_path / "cut", SINGLE, DDP)
+    for cell in (SINGLE, DDP):
+        shutil.rmtree(damaged / "cells" / cell / "repeat1")
+    assert print_comparison(whole, damaged, VISIBLE, "json", QUIET) == 3
+    content = json.loads(capsys.readouterr().out)
+    lost = f"{damaged}: {SINGLE}, {DDP}: 1 of 2 repeats measured"
+    assert content["answer"].startswith(f"Not judged: {lost}.")
+    # which also says that repeats differ
+    assert not any("repeats before" in one["message"] for one in content["findings"])
+
+
 @pytest.mark.parametrize("left", ["nothing", "a folder without repeats"])
 @pytest.mark.parametrize("damaged_first", [False, True])
 def test_a_planned_cell_without_repeats_is_not_judged(
