@@ -2,7 +2,7 @@
 next to the measured.
 
 What a calibration measured comes first; without one the ring formula at the link's specification,
-which is a bound that nobody reaches. The two are never mixed within a cell.
+which is a bound that is never reached. The two are never mixed within a cell.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""A source of costs: the link's data sheet and the ring formula, a bound that nobody reaches.
+"""A source of costs: the link's data sheet and the ring formula, a bound that is never reached.
 
-And what people divide by who use that formula.
+Also the rate that people who use that formula divide by.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from dpscope.analysis.cells.comparison import Comparison, StrategyCost, Strategy
 from dpscope.analysis.cells.scaling import ScalingChoice, ScalingPoint, ScalingSeries, devices_text
 from dpscope.analysis.findings.facts import compared, ends
 from dpscope.analysis.stats.samples import Verdict, verdict
-from dpscope.analysis.text.units import Unit, beside, show, show_bytes, show_changes
+from dpscope.analysis.text.units import Unit, show, show_apart, show_bytes, show_changes
 from dpscope.profiling.records.estimate_codes import EstimateCode
 from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
@@ -155,6 +155,6 @@ def _against_target(point: ScalingPoint, target: float) -> str:
     percent = show(reached.value, _PERCENT)
     if reached.low is None or reached.high is None:
         return f"{judged} on {devices} ({percent}%)"
-    low = beside(100 * reached.low, level=100 * target, digits=0)
-    high = beside(100 * reached.high, level=100 * target, digits=0)
+    low = show_apart(100 * reached.low, level=100 * target, digits=0)
+    high = show_apart(100 * reached.high, level=100 * target, digits=0)
     return f"{judged} on {devices} ({percent}%, {low}% to {high}%)"

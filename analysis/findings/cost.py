@@ -8,7 +8,7 @@ from dpscope.analysis.findings.facts import Fact, Scale, percent
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing, without_interval
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import beside, show_bytes
+from dpscope.analysis.text.units import show_apart, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger, ledger_of
@@ -148,7 +148,7 @@ def _hidden(ledger: Ledger, scale: Scale) -> Iterator[str]:
     yield f"{scale.time(hidden_us)} more is hidden: compute runs at the same time"
     bounds = ledger.contention_ratio_interval
     if ledger.contention_us is not None and bounds is not None and bounds.low > 1.0:
-        interval = f"{beside(bounds.low)} to {beside(bounds.high)}"
+        interval = f"{show_apart(bounds.low)} to {show_apart(bounds.high)}"
         cost = scale.time(ledger.contention_us)
         times = f"{ledger.contention_ratio:.2f}x ({interval})"
         yield f"it slows the compute next to it {times}: {cost} a step"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from dpscope.analysis.stats.samples import Estimate, Interval, verdict
 from dpscope.analysis.stats.samples import Verdict as Shown
-from dpscope.analysis.text.units import beside, choose_unit
+from dpscope.analysis.text.units import choose_unit, show_apart
 from dpscope.analysis.traces.ranks.lateness import LateRank
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.profiling.records.finding import counted
@@ -191,7 +191,7 @@ def ends(ratio: Estimate, name: str = "") -> str:
     """The 95% interval of a ratio in brackets, after its name, or why there is none."""
     if ratio.low is None or ratio.high is None:
         return "(too few repeats or steps for an interval)"
-    return f"({name}{beside(ratio.low)} to {beside(ratio.high)})"
+    return f"({name}{show_apart(ratio.low)} to {show_apart(ratio.high)})"
 
 
 def compared(strategy: str, other: str, ratio: Estimate) -> str:

@@ -61,8 +61,8 @@ def _limit(label: str, *lines: str, basis: str = "not measured") -> Fact:
 def _left_out(run: RunData) -> Iterator[Fact]:
     """The repeats whose traces are not whole."""
     basis = "each rank's trace, read to its end"
-    cut = [data for data in run.measured if data.left_out]
-    for data in cut:
+    incomplete = [data for data in run.measured if data.left_out]
+    for data in incomplete:
         label = data.left_out[0].label
         line = f"{data.name}: {data.left_out_text}"
         yield _limit(label, line, basis=basis)

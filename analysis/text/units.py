@@ -151,11 +151,11 @@ def show_bytes(size: float | None) -> str:
     return NA if size is None else f"{show(size, unit)} {unit.label}"
 
 
-def beside(value: float, level: float = 1.0, digits: int = 2) -> str:
-    """A number with so many digits, or up to two more, so that it does not read as the level next
-    to which it lies.
+def show_apart(value: float, level: float = 1.0, digits: int = 2) -> str:
+    """A number with so many digits, or up to two more, so that it is not rounded to the `level`
+    that it is compared with.
 
-    >>> beside(1.463), beside(0.9953), beside(1.0), beside(79.7, level=80, digits=0)
+    >>> show_apart(1.463), show_apart(0.9953), show_apart(1.0), show_apart(79.7, level=80, digits=0)
     ('1.46', '0.995', '1.00', '79.7')
     """
     for more in range(3):

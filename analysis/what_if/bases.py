@@ -15,7 +15,7 @@ from dpscope.analysis.costs.costs import Costs, machine_costs
 from dpscope.analysis.runs.run_data import RunData, load_run
 from dpscope.analysis.runs.variant_savings import shared_options, single_device_baselines
 from dpscope.analysis.stats.samples import pooled_median
-from dpscope.analysis.text.units import beside
+from dpscope.analysis.text.units import show_apart
 from dpscope.analysis.traces.ranks.contention import with_contention
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
@@ -50,7 +50,7 @@ def contention_of_ledger(ledger: Ledger | None) -> Contention:
     gamma, low, high = (
         max(0.0, 1 - 1 / max(slowdown, 1e-3)) for slowdown in (ratio, bounds.low, bounds.high)
     )
-    interval = f"{beside(bounds.low)} to {beside(bounds.high)}, measured"
+    interval = f"{show_apart(bounds.low)} to {show_apart(bounds.high)}, measured"
     slows = f"compute next to communication takes {ratio:.2f}x as long as alone ({interval})"
     if ratio <= 1:
         slows = f"no slowdown of compute by communication found ({ratio:.2f}x, {interval})"

@@ -158,7 +158,7 @@ def _limits(summary: Summary) -> Iterator[Fact]:
     """What limits all that follows."""
     found = summary.waiting
     missing = summary.job.missing
-    damaged = [*summary.job.damaged]
+    damaged = list(summary.job.damaged)
     if damaged:
         ranks = ranks_named(damaged)
         line = f"the records of {ranks} are cut short or damaged: what is lost has no counterpart"
