@@ -160,11 +160,12 @@ def blocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(
     blocked: Path, way: str
 ) -> None:
+    """In the step that waited most: in another rank 0 may have been held up itself."""
     steps = analyze_traces([blocked / way]).steps
     own = steps[(steps["rank"] == 0) & ~steps["partial_window"]]
     late_us = TIMES_LATE[way] * LATE_S * 1e6
     assert len(own) >= 2
-    # a step in which rank 0 was held up itself waits less
-    assert own["exposed_us"].max() >= 0.9 * late_us, own
-    assert (own["hidden_us"] <= 0.2 * own["communication_us"]).all(), own
-    assert (own["step_us"] - own["compute_us"]).max() >= 0.9 * late_us, own
+    clearest = own.iloc[int((own["exposed_us"] - own["hidden_us"]).argmax())]
+    assert clearest["exposed_us"] >= 0.9 * late_us, own
+    assert clearest["hidden_us"] <= 0.2 * clearest["communication_us"], own
+    assert clearest["step_us"] - clearest["compute_us"] >= 0.9 * late_us, own

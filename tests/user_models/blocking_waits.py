@@ -153,7 +153,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for way, make in WAYS.items():
         torch.manual_seed(0)
-        traced(make(mesh), Path(sys.argv[1]) / way, first=3, active=3)
+        traced(make(mesh), Path(sys.argv[1]) / way, first=2, active=4)
     distributed.destroy_process_group()
 
 
