@@ -13,7 +13,6 @@ from dpscope.analysis.cells.predicted import predictions
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.costs.formulas import dp_transfer_us, ring_all_reduce_us
 from dpscope.analysis.report.comparison_tables import ESTIMATES
 from dpscope.analysis.runs.spreads import RunSpreads, run_spreads
 from dpscope.analysis.traces.ranks.job import Job
@@ -115,17 +114,6 @@ def test_estimates_and_the_reasons_for_their_errors() -> None:
         alone.reasons["ideal_split_us"]
         == "no single-device cell with the same options at the global batch"
     )
-
-
-def test_pocket_calculations() -> None:
-    # 44,695,848 B on 4 ranks at 10 GB/s: 2 x 3/4 x 4.4695848 ms = 6704.3772 us; latency 2 x 3 x 5
-    # us
-    assert ring_all_reduce_us(44_695_848, 4, 10.0) == pytest.approx(6704.3772)
-    assert ring_all_reduce_us(44_695_848, 4, 10.0, latency_us=5.0) == pytest.approx(6734.3772)
-    # DataParallel: (2 x 40 MB + 1 MB) / 10 GB/s = 8.1 ms; by copies to three devices in turn 24.3
-    # ms
-    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=False) == pytest.approx(8100)
-    assert dp_transfer_us(40e6, 1e6, 4, 10.0, peer_copies=True) == pytest.approx(24300)
 
 
 def repeats_that_differ(

@@ -2,10 +2,9 @@
 DP and DDP.
 """
 
-from dpscope.analysis.cells.comparison import StrategyGap, compare
+from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.report.strategy_tables import cost_table
-from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.records.run import Cell, CellOptions, DeviceMemory
 from dpscope.profiling.records.strategies import CellStrategy
@@ -51,14 +50,3 @@ def test_a_run_pairs_each_strategy_with_the_simpler_one() -> None:
     alone = compare(run_of(measured("ddp", 1, 1050.0, None), measured("ddp", 2, 2000.0, None)))
     assert (alone.costs, alone.scaling) == ((), ())
     assert alone.table["weak_efficiency"].isna().all()
-
-
-def gap(tracer_us: float, exposed_us: float = 60.0) -> StrategyGap:
-    """A gap of 100 us of which the tracer's part is this; the rest is exposed communication and
-    idle.
-    """
-    rest = 100.0 - exposed_us - tracer_us
-    ratio = Estimate(1.5, 1.4, 1.6, 30)
-    return StrategyGap(
-        "dp-d2-b8", "ddp-d2-b8", 2, 8, "DP", ratio, 100.0, exposed_us, 0.0, 0.0, rest, tracer_us
-    )

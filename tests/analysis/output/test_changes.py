@@ -334,14 +334,14 @@ def test_repeats_that_several_cells_lost_are_stated_once(
     assert not any("repeats before" in one["message"] for one in content["findings"])
 
 
-@pytest.mark.parametrize("left", ["nothing", "a folder without repeats"])
-@pytest.mark.parametrize("damaged_first", [False, True])
+@pytest.mark.parametrize(("emptied", "damaged_first"), [(False, True), (True, False)])
 def test_a_planned_cell_without_repeats_is_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str, damaged_first: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], emptied: bool, damaged_first: bool
 ) -> None:
+    """Of which nothing is left, or a folder."""
     whole, damaged = run_of(tmp_path / "whole", SINGLE, DDP), run_of(tmp_path / "cut", SINGLE, DDP)
     shutil.rmtree(damaged / "cells" / DDP)
-    if left != "nothing":
+    if emptied:
         (damaged / "cells" / DDP).mkdir()
     pair = (damaged, whole) if damaged_first else (whole, damaged)
     assert print_comparison(*pair, VISIBLE, "json", QUIET) == 3

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from dpscope.analysis.output.run_screen import Targets, print_summary, report_of, show_run
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.files import PrintedReport
-from dpscope.analysis.report.training_report import show_training
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.terminal import print_table
 from dpscope.launch.contents import app
@@ -58,15 +57,6 @@ def test_what_is_printed_of_a_run_fits_a_screen(
     assert max(map(len, of_run)) <= 80
     assert 10 < len(of_run) <= 24
     assert ("MISSING " in "".join(of_run)) is (lost is not None)
-
-
-def test_no_line_of_a_training_ends_in_blanks(tmp_path: Path) -> None:
-    folder = shutil.copytree(DATA / "trained_tiny", tmp_path / "trained")
-    console = Console(file=io.StringIO(), width=40)
-    show_training(folder, None, console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) > 10
-    assert [line for line in lines if line.endswith(" ")] == []
 
 
 def test_everything_gives_reasons_for_printed_columns_and_keeps_names_whole() -> None:

@@ -9,6 +9,7 @@ from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from dpscope.analysis.output.tensorboard import plugin_copy, write_plugin_copies, write_tensorboard
+from dpscope.analysis.report.build import Report
 from dpscope.profiling.mirrors.tensorboard_mirror import EventLog
 from dpscope.profiling.records.run import Cell
 from dpscope.profiling.store.errors import DpscopeError
@@ -16,7 +17,7 @@ from tests.generated_traces.ddp import DdpOptions, ddp_trace
 from tests.generated_traces.generator import dp_trace, write_trace
 from tests.helpers.nsys_exports import convert
 from tests.helpers.paths import DATA
-from tests.helpers.tensorboard_pages import get, running, serving
+from tests.helpers.tensorboard_pages import get, serving
 from tests.helpers.trainings import record, write_trained
 
 A100 = DATA / "a100x2_ddp_resnet50_rank0.json.gz"
@@ -34,15 +35,24 @@ def overlap_by_step(address: str, run: str) -> dict[str, dict[str, list[float]]]
 
 
 @pytest.mark.process
-def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
-    """Its legend: Computation and Communication without their overlap, Overlapping, Other."""
-    write_plugin_copies(A100, tmp_path / "a100", 0, 0)
+def test_the_plugin_tells_the_truth_of_the_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its legend: Computation and Communication without their overlap, Overlapping, Other. Of a
+    process, of one with two devices, and of an export of Nsight Systems.
+    """
+    boards = tmp_path / "boards"
+    write_plugin_copies(A100, boards / "a100", 0, 0)
     generated = dp_trace(2, "nccl")
     original = write_trace(generated.trace, tmp_path / "0_0.pt.trace.json.gz")
-    copies = write_plugin_copies(original, tmp_path / "dp", 0, 0)
+    copies = write_plugin_copies(original, boards / "dp", 0, 0)
     assert [path.name for path in copies] == ["0_0.pt.trace.json.gz", "0_1.pt.trace.json.gz"]
-    original.unlink()
-    with serving(tmp_path, tmp_path) as address:
+    ranks = [ddp_trace(rank, 2, DdpOptions(straggler=1)) for rank in (0, 1)]
+    export = convert([one.trace for one in ranks], tmp_path / "job.sqlite")
+    monkeypatch.setattr(Report, "figures", {})  # of no interest here
+    written = write_tensorboard([export], None, tmp_path / "written")
+    (written / "traces of 2 ranks").rename(boards / "nsys")
+    with serving(boards, tmp_path) as address:
         steps = overlap_by_step(address, "a100")
         # tests/data/README.md: hidden and exposed of steps 4, 5, 6
         for step, hidden, exposed in (
@@ -52,6 +62,12 @@ def test_the_plugin_tells_the_truth_of_the_copies(tmp_path: Path) -> None:
         ):
             assert steps[str(step)]["0_0"][1:3] == pytest.approx([hidden, exposed], abs=1)
         dp_steps = overlap_by_step(address, "dp")
+        of_export = overlap_by_step(address, "nsys")
+    for rank, one in enumerate(ranks):
+        for (_, number), expected in one.expected.steps.items():
+            if not expected.partial_window:
+                times = [expected.hidden_us, expected.exposed_us]
+                assert of_export[str(number)][f"0_{rank}"][1:3] == pytest.approx(times, abs=1)
     compared = 0
     for (device, step), expected in generated.expected.steps.items():
         if expected.partial_window or expected.hidden_us is None or expected.exposed_us is None:
@@ -88,25 +104,6 @@ def test_collectives_of_a_step_that_is_left_out_are_none_for_the_plugin(tmp_path
         "ProfilerStep#1",
         "part of ProfilerStep#2",
     ]
-
-
-@pytest.mark.process
-def test_the_command_shows_an_export_of_nsys_as_the_traces_it_is_of(tmp_path: Path) -> None:
-    generated = [ddp_trace(rank, 2, DdpOptions(straggler=1)) for rank in (0, 1)]
-    export = convert([one.trace for one in generated], tmp_path / "job.sqlite")
-    command = ("-m", "dpscope.launch.cli", "tensorboard", export, "--port", "0")
-    with running(*command) as address:
-        shown = overlap_by_step(address, "traces of 2 ranks")
-    for rank, one in enumerate(generated):
-        whole = {
-            str(step): expected
-            for (_, step), expected in one.expected.steps.items()
-            if not expected.partial_window
-        }
-        assert len(whole) == 2
-        for step, expected in whole.items():
-            hidden_and_exposed = [expected.hidden_us, expected.exposed_us]
-            assert shown[step][f"0_{rank}"][1:3] == pytest.approx(hidden_and_exposed, abs=1)
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "nested"])

@@ -395,12 +395,3 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         "Job first",
         "Job second",
     ]
-
-
-@pytest.mark.long
-def test_json_names_the_strategy_as_the_first_line_does() -> None:
-    """Also one that is none of dpscope's."""
-    found = traces_verdict(analyze_traces([DATA / "v100x8_ddp_dlrm"]))
-    strategy = str(found.record()["strategy"])
-    assert strategy.startswith("DDP-like, with all-to-alls")
-    assert strategy in found.setting

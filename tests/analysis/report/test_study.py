@@ -114,9 +114,7 @@ def measured_cell(cell: Cell, step_us: float, **phases: float) -> Job:
 
 
 SINGLE = Cell(strategy="single", devices=1, batch_size=8)
-ONE_NODE, TWO_NODES = (
-    Cell(strategy="ddp", devices=2, batch_size=8, nodes=nodes) for nodes in (1, 2)
-)
+ONE_NODE = Cell(strategy="ddp", devices=2, batch_size=8)
 
 
 def test_bandwidth_by_subtraction_is_shown_next_to_the_measured_one() -> None:

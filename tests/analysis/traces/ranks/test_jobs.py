@@ -12,7 +12,6 @@ from dpscope.analysis.traces.ranks.rank_tables import TraceSummary
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.what_if.job_profile import job_profile
 from dpscope.profiling.store.errors import DpscopeError
-from tests.helpers.made_traces import Event, launch, on_device, step
 from tests.helpers.several_jobs import write_job
 
 SECOND = 10**9
@@ -128,20 +127,6 @@ def test_later_recordings_of_the_same_processes_are_one_job() -> None:
 
 
 # The same on files: what each command makes of them.
-
-
-ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def cycle(communicates: bool, number: int) -> list[Event]:
-    """Two steps of 100 us, each with 50 us of computing or communicating, numbered through all
-    cycles as torch does.
-    """
-    kernel, begin = ALL_REDUCE if communicates else "gemm", 1000.0 * number
-    events = [step(2 * number + 1, begin, 100), step(2 * number + 2, begin + 100, 100)]
-    for correlation, start in ((1, begin + 10), (2, begin + 110)):
-        events += [launch(correlation, start - 5), on_device(kernel, start, 50, correlation)]
-    return events
 
 
 def test_identical_content_is_one_rank() -> None:

@@ -108,9 +108,6 @@ def test_shards_move_within_a_group_and_their_sums_between_groups() -> None:
     assert places([GATHER, SCATTER, REDUCE]) == [within, within, across]
 
 
-OTHER = ProcessGroup("5", "mine", (0, 3)), ProcessGroup("3", "mesh_tp", (0, 1))
-
-
 def test_groups_are_read_from_the_header_but_for_those_that_are_cut_or_broken(
     tmp_path: Path,
 ) -> None:

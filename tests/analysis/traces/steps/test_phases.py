@@ -23,7 +23,6 @@ from tests.generated_traces.generator import (
     write_trace,
 )
 from tests.helpers.generated_checks import check_steps
-from tests.helpers.made_traces import Event, event
 
 
 def phases_of(tmp_path: Path, trace: Trace) -> pd.DataFrame:
@@ -164,18 +163,6 @@ def test_dp_host(tmp_path: Path) -> None:
     }
     assert together[together > 0].to_dict() == exposed
     assert frame["copied_bytes"].isna().all()
-
-
-def on(
-    device: int,
-    name: str,
-    start: float,
-    duration: float,
-    correlation: int,
-    category: str = "kernel",
-) -> Event:
-    args = {"device": device, "stream": 7, "correlation": correlation}
-    return event(category, name, start, duration, pid=device, tid=7, args=args)
 
 
 MIB = 1 << 20
