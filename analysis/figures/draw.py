@@ -13,7 +13,14 @@ from dpscope.analysis.cells.comparison import Comparison
 from dpscope.analysis.figures import scaling, step, training
 from dpscope.analysis.figures.calibration import MOST_PANELS, bandwidths
 from dpscope.analysis.figures.efficiency import Efficiencies, efficiency_figure
-from dpscope.analysis.figures.style import DOTS_PER_INCH, STYLE, finish, has_whiskers, labelled
+from dpscope.analysis.figures.style import (
+    DOTS_PER_INCH,
+    STYLE,
+    WIDTH,
+    finish,
+    has_whiskers,
+    labelled,
+)
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime, waiting_figure
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.analysis.text.latex import in_latex
@@ -188,6 +195,7 @@ class PageFigure(NamedTuple):
     section: str
     caption: str
     svg: str
+    width_inches: float
 
 
 def draw_run(source: RunSource) -> dict[str, Figure]:
@@ -240,7 +248,10 @@ def figure_files(
     }
     parts = {
         name: PageFigure(
-            FIGURES[name].section, caption_of(name, figure), for_page(name, svg[name].decode())
+            FIGURES[name].section,
+            caption_of(name, figure),
+            for_page(name, svg[name].decode()),
+            figure.get_figwidth(),
         )
         for name, figure in drawn.items()
     }
@@ -248,8 +259,8 @@ def figure_files(
 
 
 def captions(figures: Mapping[str, PageFigure], measured: Sequence[str]) -> str:
-    """The figures as floats of LaTeX, each with its title and caption, and sentences on what was
-    `measured` and what limits it.
+    """The figures as floats of LaTeX, each with its title and caption; the first also states what
+    was `measured` and what limits it, and the others refer to it.
     """
     lines = [
         f"{CAPTIONS_MARK}, which writes this file again with the figures.",
@@ -257,15 +268,23 @@ def captions(figures: Mapping[str, PageFigure], measured: Sequence[str]) -> str:
     ]
     what, *limits = measured
     conditions = [sentence(f"measured: {what}"), *map(sentence, limits)]
+    stated_in = None
     for name, figure in figures.items():
-        sentences = [sentence(FIGURES[name].title), figure.caption, *conditions]
+        label = f"fig:{name.replace('_', '-')}"
+        described = [sentence(FIGURES[name].title), figure.caption]
+        if stated_in is None:
+            stated_in = label
+            caption = in_latex(" ".join([*described, *conditions]))
+        else:
+            caption = rf"{in_latex(' '.join(described))} Measured as in Figure~\ref{{{stated_in}}}."
+        width = min(1.0, figure.width_inches / WIDTH)
         lines += [
             "",
             r"\begin{figure}",
             r"  \centering",
-            rf"  \includegraphics[width=\linewidth]{{{name}}}",
-            rf"  \caption{{{in_latex(' '.join(sentences))}}}",
-            rf"  \label{{fig:{name.replace('_', '-')}}}",
+            rf"  \includegraphics[width={width:.2g}\linewidth]{{{name}}}",
+            rf"  \caption{{{caption}}}",
+            rf"  \label{{{label}}}",
             r"\end{figure}",
         ]
     return "\n".join(lines) + "\n"

@@ -125,7 +125,7 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
     columns_shown = (*_PLACE, *kept)
     meanings = [f"{column.heading}: {column.meaning}" for column in columns_shown if column.meaning]
     explained = ["; ".join(meanings), *notes]
-    if any(field.heading.endswith("±") for field in kept):
+    if any(field.is_half_width for field in kept):
         explained.append(_HALF_WIDTH)
     return table_of(title, columns_shown, shown, explained, unknown)
 
@@ -151,13 +151,17 @@ def _seconds(report: Results) -> Unit:
     return Unit("s", 1e6, min(6, digits + 1))
 
 
+def _half_width_of(heading: str, name: str, unit: Unit) -> Field:
+    return Field(f"{heading} ±", name, unit, is_half_width=True)
+
+
 def epoch_table(report: Results) -> TextTable:
     """Epoch time, speedup and efficiency."""
     seconds = _seconds(report)
     fields: Sequence[Field] = (
         Field("G", "global_batch_size", meaning="samples of a step on all devices, N b"),
         Field("epoch", "epoch_us", seconds),
-        Field("epoch ±", "epoch_half_us", seconds),
+        _half_width_of("epoch", "epoch_half_us", seconds),
         Field(
             "without loading",
             "epoch_without_wait_us",
@@ -165,10 +169,10 @@ def epoch_table(report: Results) -> TextTable:
             "the epoch without waiting for loaded batches",
         ),
         Field("speedup at same b", "speedup_b", _RATIO, "T_1(b)/T_N(b), of epochs"),
-        Field("speedup at same b ±", "speedup_b_half", _RATIO),
+        _half_width_of("speedup at same b", "speedup_b_half", _RATIO),
         Field("epoch efficiency at same b", "efficiency_b", _PERCENT, "that speedup over N"),
         Field("speedup at same G", "speedup_g", _RATIO, "T_1(G)/T_N(b), of epochs"),
-        Field("speedup at same G ±", "speedup_g_half", _RATIO),
+        _half_width_of("speedup at same G", "speedup_g_half", _RATIO),
         Field("epoch efficiency at same G", "efficiency_g", _PERCENT, "that speedup over N"),
         Field(
             "accuracy",
@@ -257,7 +261,7 @@ def traced_table(report: Results) -> TextTable:
     fields = []
     for part, (heading, meaning) in parts.items():
         fields.append(Field(heading, f"{part}_epoch_us", seconds, meaning))
-        fields.append(Field(f"{heading} ±", f"{part}_epoch_half_us", seconds))
+        fields.append(_half_width_of(heading, f"{part}_epoch_half_us", seconds))
     notes = [
         "exposed: communication that compute does not hide",
         "means of traced steps × steps of an epoch",
@@ -283,14 +287,14 @@ def estimated_table(report: Results) -> TextTable:
             seconds,
             "communication that compute does not hide",
         ),
-        Field("exposed measured ±", "exposed_epoch_half_us", seconds),
+        _half_width_of("exposed measured", "exposed_epoch_half_us", seconds),
         Field(
             "T_N-T_1(b)/N",
             "same_local_batch_epoch_us",
             seconds,
             "one device at b takes N times as many steps",
         ),
-        Field("T_N-T_1(b)/N ±", "added_half_us", seconds),
+        _half_width_of("T_N-T_1(b)/N", "added_half_us", seconds),
         Field(
             "T_N-T_1(G)/N",
             "ideal_split_epoch_us",

@@ -44,7 +44,7 @@ _FORMULA = re.compile(
 _MISSING = "--"
 _CODE = re.compile("`([^`]+)`")
 _NUMBER = re.compile(r"[-−]\d[\d.]*")
-_NUMERIC = re.compile(r"[-−+]?[\d.,]+(?:e[-+]?\d+)?%?")
+_NUMERIC = re.compile(r"[-−+]?[\d.,]+(?:e[-+]?\d+)?%?(?: ± [\d.,]+)?")
 
 
 def in_latex(text: str) -> str:

@@ -118,7 +118,7 @@ def print_table(console: Console, table: TextTable) -> None:
     row repeated.
     """
     separate(console)
-    for part in _drawn(table, console.width):
+    for part in _drawn(table.for_readers(), console.width):
         console.print(part)
 
 

@@ -6,8 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dpscope.analysis.text.latex import latex_table
@@ -67,6 +67,7 @@ class TextTable:
     unknown: tuple[Unknown, ...] = ()
     meanings: tuple[str, ...] = ()
     values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    half_widths: tuple[int, ...] = ()  # places of columns: each is of the one before it
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -77,6 +78,30 @@ class TextTable:
     def all_notes(self) -> tuple[str, ...]:
         """What stands below it in every format: its notes, and why values are NA."""
         return (*self.notes, *self.missing)
+
+    def for_readers(self) -> "TextTable":
+        """With each half width behind its value, as ``1.23 ± 0.04``; a program wants its own column."""
+        if not self.half_widths:
+            return self
+        kept = [place for place in range(len(self.headings)) if place not in self.half_widths]
+        take = itemgetter(*kept)
+        rows = map(self._with_half_widths, self.rows)
+        return replace(
+            self,
+            headings=take(self.headings),
+            rows=tuple(map(take, rows)),
+            meanings=take(self.meanings),
+            half_widths=(),
+        )
+
+    def _with_half_widths(self, row: Sequence[str]) -> list[str]:
+        cells = list(row)
+        for place in self.half_widths:
+            value = row[place - 1]
+            half_width = row[place]
+            if NA not in (value, half_width):
+                cells[place - 1] = f"{value} ± {half_width}"
+        return cells
 
     def frame(self) -> "pd.DataFrame":
         """Its values: a missing number is NaN in a column of floats, a missing word NA."""
@@ -115,6 +140,7 @@ class Field:
     meaning: str = ""
     column: str = ""
     text: Callable[[Any], str] | None = None
+    is_half_width: bool = False  # of the interval of the column before it
 
     @property
     def name(self) -> str:
@@ -128,7 +154,9 @@ class Field:
             *parents, last = self.get.split(".")
             if last == "value":
                 return parents[-1]
-            return f"{parents[-1]}_{last}" if parents and last in ("low", "high") else last
+            if parents and last in ("low", "high"):
+                return f"{parents[-1]}_{last}"
+            return last
         # the heading without its unit
         title = self.heading.partition("[")[0].lower()
         words = re.findall(r"[a-z0-9]+", title)
@@ -143,7 +171,9 @@ class Field:
         """A row's value as plain Python, None where missing."""
         if not isinstance(self.get, str):
             return plain(self.get(row))
-        return plain(row[self.get] if isinstance(row, Mapping) else attrgetter(self.get)(row))
+        if isinstance(row, Mapping):
+            return plain(row[self.get])
+        return plain(attrgetter(self.get)(row))
 
 
 _SUFFIXES = {"time": "_us", "bytes": "_bytes", "bandwidth": "_gb_per_s"}
@@ -176,25 +206,31 @@ def table_of(
     """
     fields = list(fields)
     rows = list(rows)
-    columns = [tuple(one.value(row) for row in rows) for one in fields]
+    columns: list[tuple[object, ...]] = []
+    for one in fields:
+        columns.append(tuple(map(one.value, rows)))
     units = _units(fields, columns, list(times))
-    label = next((unit.label for one, unit in zip(fields, units, strict=True) if one.timed), "")
-    shown = [
-        _shown(one, rows, column, unit)
-        for one, column, unit in zip(fields, columns, units, strict=True)
-    ]
-    values = {one.name: column for one, column in zip(fields, columns, strict=True)}
+    label = ""
+    shown = []
+    values = {}
+    for one, column, unit in zip(fields, columns, units, strict=True):
+        if one.timed:
+            label = unit.label
+        shown.append(_shown(one, rows, column, unit))
+        values[one.name] = column
     assert len(values) == len(fields), f"two columns of {title} have one name: {[*values]}"
+    headings = []
+    for one, unit in zip(fields, units, strict=True):
+        headings.append(_heading(one, unit, "{unit}" in title))
     return TextTable(
         title=title.replace("{unit}", label),
-        headings=tuple(
-            _heading(one, unit, "{unit}" in title) for one, unit in zip(fields, units, strict=True)
-        ),
+        headings=tuple(headings),
         rows=tuple(zip(*shown, strict=True)),
         notes=tuple(notes),
         unknown=tuple(unknown),
         meanings=tuple(one.meaning for one in fields),
         values=values,
+        half_widths=tuple(place for place, one in enumerate(fields) if one.is_half_width),
     )
 
 
@@ -210,9 +246,10 @@ def _units(
 ) -> list[Unit]:
     """A unit for each column: of all columns of times the same."""
     known = [_numbers(column) for column in columns]
-    measured = [
-        value for one, column in zip(fields, known, strict=True) if one.timed for value in column
-    ]
+    measured = []
+    for one, column in zip(fields, known, strict=True):
+        if one.timed:
+            measured += column
     time = choose_unit("time", times or measured)
     units = []
     for one, column in zip(fields, known, strict=True):
@@ -285,6 +322,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _markdown(table: TextTable) -> str:
+    table = table.for_readers()
     # The first column names a row, the others are numbers.
     aligned = ["---", *["---:"] * (len(table.headings) - 1)]
     lines = [f"**{in_markdown(table.title)}**", ""]
@@ -315,4 +353,5 @@ def finding_line(finding: Finding) -> str:
 
 
 def _latex(table: TextTable) -> str:
+    table = table.for_readers()
     return latex_table(table.title, table.headings, table.rows, table.all_notes)

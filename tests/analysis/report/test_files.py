@@ -68,10 +68,12 @@ def test_a_report_without_formats_writes_earlier_figures_again_but_for_edited_on
     }  # fmt: skip
     captions = (folder / "captions.tex").read_text()
     assert captions.count(r"\begin{figure}") == 3
-    assert r"\includegraphics[width=\linewidth]{waits}" in captions
+    # 2 of the 6.3 inches of a text
+    assert captions.count(r"\includegraphics[width=0.32\linewidth]") == 3
     assert r"\graphicspath" in captions.splitlines()[1]
-    # of each figure: what was measured, on what, how often, but not of which batch
-    assert captions.count(in_latex(report.measured[0])) == 3
+    # once, to which the others refer: what was measured, on what, how often, but not of which batch
+    assert captions.count(in_latex(report.measured[0])) == 1
+    assert captions.count(r"Measured as in Figure~\ref{fig:waits}.") == 2
     assert "batch" not in report.measured[0]
     (folder / "captions.tex").write_text("my own")
     write_report(report)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpscope.analysis.text.text_table import Field, table_of
+from dpscope.analysis.text.text_table import Field, render, table_of
 from dpscope.analysis.text.units import Unit, as_ranges, choose_unit, show
 
 
@@ -49,3 +49,21 @@ def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:
     assert (titled.title, titled.rows[0][1]) == ("Times [µs]", "900.00")
     assert titled.headings[1:4] == ("step", "wait", "part [%]")
     assert table_of("None", fields, []).rows == ()
+
+
+def test_a_half_width_stands_behind_its_value_for_readers_and_alone_for_programs() -> None:
+    fields = (
+        Field("cell", "cell"),
+        Field("step", "step", Unit("s", 1.0, 1)),
+        Field("step ±", "half", Unit("s", 1.0, 1), is_half_width=True),
+    )
+    rows = [{"cell": "a", "step": 2.0, "half": 0.2}, {"cell": "b", "step": 3.0, "half": None}]
+    table = table_of("Steps", fields, rows)
+    assert "| a | 2.0 ± 0.2 |" in render(table, "markdown")
+    assert "| b | 3.0 |" in render(table, "markdown")
+    assert "a & 2.0 $\\pm$ 0.2" in render(table, "latex")
+    assert render(table, "csv").splitlines() == [
+        "cell,step [s],step ± [s]",
+        "a,2.0,0.2",
+        "b,3.0,NA",
+    ]
