@@ -29,6 +29,7 @@ from types import FrameType
 import pytest
 from hypothesis import settings
 
+from tests.helpers.disturbed import Disturbed
 from tests.helpers.fork_server import forks
 from tests.helpers.paths import ROOT
 from tests.helpers.torch_files import imports_torch
@@ -74,6 +75,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only tests without torch, processes and the marker long",
     )
+    parser.addoption(
+        "--repeat-alone", type=Path, metavar="FILE", help="write failed tests marked timed to FILE"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file: Path | None = config.getoption("repeat_alone")
+    is_worker = hasattr(config, "workerinput")
+    if file is not None and not is_worker:
+        config.pluginmanager.register(Disturbed(file))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
