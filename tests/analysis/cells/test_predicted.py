@@ -2,17 +2,15 @@
 or less of what it used.
 """
 
-import json
 from datetime import datetime, timedelta
 
 import msgspec
 import pytest
 
-from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.report.build import make_report
 from dpscope.analysis.runs.run_data import RunData
 from dpscope.profiling.records.calibration import Calibration, Collective
-from tests.helpers.examples import loaded, reported
+from tests.helpers.examples import loaded
 from tests.helpers.run_cells import calibration
 
 REDUCE: dict[Collective, tuple[float, float]] = {"all_reduce": (100.0, 1.0)}
@@ -29,26 +27,6 @@ def made(
 ) -> Calibration:
     moment = datetime.fromisoformat(run.manifest.created_at) + timedelta(seconds=later_s)
     return msgspec.structs.replace(calibration(lines), created_at=moment.isoformat())
-
-
-@pytest.mark.long
-def test_a_calibration_of_all_reduces_predicts_them_and_names_what_it_lacks(run: RunData) -> None:
-    report = make_report(run, calibration=made(run, REDUCE))
-    assert not {"predictions", "collectives"} & set(reported().tables)  # without any source
-    assert {"predictions", "collectives"} <= set(report.tables)
-    rows = json.loads(run_json(report))["predictions"]
-    reduced, rooted = (
-        [row for row in rows if row["kind"] == kind] for kind in ("all_reduce", "broadcast")
-    )
-    assert reduced
-    for row in reduced:  # 100 us + S / 1 GB/s
-        assert row["predicted_us"] == pytest.approx(100 + row["size_bytes"] / 1e3)
-        assert row["relative_error"] == pytest.approx(row["predicted_us"] / row["measured_us"] - 1)
-    assert {(row["measured_us"], row["predicted_us"], row["relative_error"]) for row in rooted} == {
-        (None, None, None)
-    }
-    assert {row["reason"] for row in rooted} == {"the calibration holds no broadcast on 2 ranks"}
-    assert "calibration_incomplete" in {finding.code for finding in report.findings}
 
 
 @pytest.mark.long

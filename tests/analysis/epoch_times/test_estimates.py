@@ -111,6 +111,12 @@ def test_effective_bandwidth_by_hand(tmp_path: Path) -> None:
             expected is not None,
         )
     assert "what this strategy moves" in rate.reason
+    # 10 and 7 s are off by 0.1 s at most: 2 -+ 0.15 s
+    rough = "resolution_s," + head + "0.1," + rows.format("ddp").replace("\nddp", "\n0.1,ddp")
+    (*_, low, high) = pick(
+        epoch_estimates(table(tmp_path, rough)), "effective_bandwidth", "same_local_batch"
+    )[7:10]
+    assert (low, high) == pytest.approx((0.2 / 2.15, 0.2 / 1.85))
 
 
 def test_strong_and_weak_from_one_table(tmp_path: Path) -> None:

@@ -170,14 +170,6 @@ def test_a_time_that_is_shorter_than_on_fewer_devices_is_explained(tmp_path: Pat
     assert longer.reason == epoch.reason == ""
 
 
-def test_counts_between_and_below(tmp_path: Path) -> None:
-    between, below = predicted(
-        tmp_path, steps({2: 103.0, 4: 104.5, 8: 105.25, 16: 105.625}), (6, None), (1, None)
-    )
-    assert between.value == pytest.approx(105.0)
-    assert below.value == pytest.approx(100.0)
-
-
 @pytest.mark.parametrize(
     ("text", "layout", "reason"),
     [
@@ -221,17 +213,3 @@ def test_a_reason_stands_once_after_its_series_and_counts(tmp_path: Path) -> Non
         "batch."
     ]
     assert headline(predictions_of) == "2 of 8 times predicted."
-
-
-def test_public_series() -> None:
-    """The V100's 8 devices from up to 4: 104 and 179 ms were measured. A line in 1/n gives 104.0
-    and 177.7.
-    """
-    table = read_epoch_times(SCALING / "ddp_v100_pytorch_benchmark.csv")
-    few = table._replace(rows=tuple(row for row in table.rows if row.devices <= 4))
-    found = predictions(few, [(8, 1)])
-    assert [one.study for one in found] == [
-        "model resnet50, bucket_mb 25",
-        "model resnet101, bucket_mb 25",
-    ]
-    assert [one.value for one in found] == pytest.approx([104, 177.5], rel=2e-3)

@@ -21,21 +21,6 @@ THREE_TIMES = (
 )
 
 
-def test_three_epoch_times_give_bandwidth(tmp_path: Path) -> None:
-    """Weak scaling: 100/55 and 100/32. Added: 5 and 7 s. 250 steps x 100 MB over 5 s, 125 x 150 MB
-    over 7 s.
-    """
-    table = tmp_path / "times.csv"
-    table.write_text(THREE_TIMES)
-    answer = run_estimate(table, "table")
-    assert isinstance(answer, Answer)
-    (overview,) = answer.tables
-    assert overview.rows == (
-        ("ddp", "100", "2", "55", "NA", "1.818", "50", "5", "5", "5"),
-        ("ddp", "100", "4", "32", "NA", "3.125", "25", "7", "7", "2.679"),
-    )
-
-
 @pytest.mark.process
 def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     odd = tmp_path / "odd.csv"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dpscope.analysis.epoch_times.estimates import epoch_estimates
 from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.profiling.store.errors import DpscopeError
 
@@ -13,21 +12,6 @@ def table(folder: Path, text: str) -> Path:
     path = folder / "steps.csv"
     path.write_text(text)
     return path
-
-
-def test_a_step_is_an_epoch_of_one_step(tmp_path: Path) -> None:
-    path = table(tmp_path, "Ranks,batch_per_rank,step_ms,strategy\n1,8,97,single\n4,8,100,ddp\n")
-    single, four = read_epoch_times(path).rows
-    assert (single.strategy, single.epoch_seconds, single.steps, single.local_batch) == (
-        "single",
-        0.097,
-        1,
-        8,
-    )
-    assert (four.devices, four.global_batch, four.epoch_samples) == (4, 32, 32)
-    found = {(one.quantity, one.method): one.value for one in epoch_estimates((single, four))}
-    assert found["speedup", "weak"] == pytest.approx(4 * 97 / 100)
-    assert found["communication_seconds", "same_local_batch"] == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize(

@@ -82,24 +82,3 @@ def test_whole_blocks_are_an_estimator_too(block_s: float, gain: float, decided:
     assert which.label == ("USE ONE" if decided else "UNDECIDED")
     others = "0.94x by the total time of the same steps, 1.25x by whole blocks"
     assert decided or others in which.text
-
-
-@pytest.mark.parametrize(
-    ("step_us", "strategy", "label"), [(150.0, "ddp", "USE DDP"), (300.0, "single", "USE ONE")]
-)
-def test_estimators_that_agree_recommend(step_us: float, strategy: str, label: str) -> None:
-    made = run(step_us)
-    found = run_verdict(made, compare(made))
-    assert (found.strategy, known(found.fact("which")).label) == (strategy, label)
-    assert "total time" not in said(found, "which")
-
-
-def test_three_estimators_of_two_directions_recommend_nothing() -> None:
-    """0.94 by the median step, 1.22 by the total time, 2 x 1 / 1.68 = 1.19 by whole blocks."""
-    single = blocks_of(timed("single", 1, 8, UNEVEN), 10, 1e-3)
-    ddp = blocks_of(timed("ddp", 2, 8, [213.0] * 10), 10, 1.68e-3)
-    made = run_of(single, ddp)
-    found = run_verdict(made, compare(made))
-    assert found.strategy is None
-    others = "1.22x by the total time of the same steps, 1.19x by whole blocks"
-    assert others in said(found, "which")

@@ -52,6 +52,8 @@ def test_an_epoch_is_steps_per_epoch_times_a_step_and_its_parts_add_up() -> None
     ):
         expected_s = known(ddp.number(column)) * steps / 1e6
         assert float(shown[heading]) == pytest.approx(expected_s, abs=6e-6), heading
+    speedup, efficiency = epochs["speedup at same b"], epochs["epoch efficiency at same b [%]"]
+    assert float(efficiency) == pytest.approx(100 * float(speedup) / 2, abs=0.5)
     for row in report.study["study_parts"].rows:
         traced, *of_it = (0.0 if value == "NA" else float(value) for value in row[3:])
         assert sum(of_it) == pytest.approx(traced, abs=3e-5)  # each is rounded

@@ -192,6 +192,8 @@ ROOT = ShardedUnit(name="", shapes=((6,),), trained=(True,), element_bytes=(2,),
         ("fsdp", 4, {}, {"all_gather": 336, "reduce_scatter": 160}),
         # Two groups of two: as on two devices, and each rank's half of 132 B is all-reduced.
         ("hsdp", 4, {}, {"all_gather": 284, "reduce_scatter": 132, "all_reduce": 66}),
+        # Eight devices, two groups of four: as on four devices, and a quarter of 160 B.
+        ("hsdp", 8, {}, {"all_gather": 336, "reduce_scatter": 160, "all_reduce": 40}),
         # 10 x 3 + 6 trained numbers reduced in two bytes each: 72 B, of which each rank of HSDP
         # holds half.
         ("fsdp", 2, {"comm_hook": "bf16"}, {"all_gather": 284, "reduce_scatter": 72}),

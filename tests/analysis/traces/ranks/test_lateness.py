@@ -96,6 +96,7 @@ def test_every_repeat_counts(tmp_path: Path) -> None:
 def test_the_three_ranks_that_are_late_most_often_are_named() -> None:
     four = LastRank(1, 4, 6, 12, lateness_us=1.0, others=((0, 3), (3, 2), (2, 1)))
     assert four.turns == "rank 1 in 6 of 12 steps, rank 0 in 3, rank 3 in 2"
+    assert not four.stands_out  # of four ranks 5/8 of the steps would
 
 
 def test_nobody_is_late_where_one_rank_was_read(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def tensors(*mebibytes: float, dtype: str = "float") -> tuple[TensorSize, ...]:
 def test_broadcast_chunks_close_once_they_hold_the_limit() -> None:
     # 6 + 6 >= 10 closes, 3 is left
     assert broadcast_chunks(tensors(6, 6, 3)) == [12 * MIB, 3 * MIB]
-    assert broadcast_chunks(tensors(10)) == [10 * MIB]
+    assert broadcast_chunks(tensors(10, 3)) == [10 * MIB, 3 * MIB]
     assert broadcast_chunks(tensors(20, 1)) == [20 * MIB, 1 * MIB]
     assert broadcast_chunks(()) == []
     # one chunk for each dtype
