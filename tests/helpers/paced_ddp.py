@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tests.user_models.paced_models import PacedLayer
 
 LAYERS, LAYER_BYTES, PACE_S = 4, 2_500_000, 0.03
+SETTLING, TRACED = 3, 4
 
 
 def main() -> None:
@@ -34,10 +35,10 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
     with profile(
         activities=[ProfilerActivity.CPU],
-        schedule=schedule(wait=3, warmup=1, active=4),
+        schedule=schedule(wait=SETTLING - 1, warmup=1, active=TRACED),
         record_shapes=True,
     ) as tracer:
-        for _ in range(8):
+        for _ in range(SETTLING + TRACED):
             ready_ns.clear()
             model(torch.ones(1, requires_grad=True)).sum().backward()
             distributed.barrier()

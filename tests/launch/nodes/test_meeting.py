@@ -145,8 +145,9 @@ def test_the_store_only_listens_at_the_rendezvous_address_and_everywhere_where_a
 
 
 @pytest.mark.long
-def test_what_is_at_the_rendezvous_is_named(nodes: Nodes) -> None:
+def test_what_is_at_the_rendezvous_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, or another store."""
+    monkeypatch.setattr("dpscope.launch.nodes.board._CALL_S", timedelta(seconds=0.5))
     start = nodes.at(1, wait_s=1)
     with pytest.raises(DpscopeError, match=f"node 0 at 127.0.0.1:{nodes.port} within 1 s \\(.+\\)"):
         found_board(start)
