@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.fork_server import forks
+from tests.helpers.fork_server import RANKS_ALONE, forks
 from tests.helpers.sweeps import command_of, parent_of, processes_of, wait_until
 from tests.helpers.words import words
 
@@ -92,8 +92,9 @@ def printed(folder: Path) -> str:
 def test_a_kill_leaves_nothing(
     tmp_path: Path, moment: str, victim: str, number: signal.Signals, expected: int
 ) -> None:
-    with attached(tmp_path) as running:
-        if moment == "trains":
+    trains = moment == "trains"
+    with forks(RANKS_ALONE) if trains else nullcontext(), attached(tmp_path) as running:
+        if trains:
             wait_until_it_trains(running, tmp_path)
         else:
             looked_for = torchrun_of if moment == "torchrun starts" else ranks_of

@@ -20,12 +20,16 @@ from dpscope.analysis.traces.ranks.readers import find_files
 from dpscope.analysis.what_if.answer import chapter_of
 from dpscope.analysis.whole_job.job import read_job
 from dpscope.profiling.machine.link_specifications import parse_link
-from dpscope.profiling.store.folders import RunFolder
+from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.fork_server import FIGURES
 from tests.helpers.light_torchrun import light_jobs
+from tests.helpers.sweeps import half_written
 from tests.helpers.words import words
 
-MODEL = words("--device cpu --samples 512 --traced-steps 5 --timeout 90")
+MODEL = words(
+    "--device cpu --data fake --workers 0 --samples 37 --steps 12 --traced-steps 5 --timeout 90"
+)
+TIMED, TRACED = 12, 6  # one traced step more than requested
 
 
 def dpscope(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +48,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("real") / "run"
     with light_jobs():
         finished = dpscope(
-            "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both", "--steps", "12",
+            "run", *MODEL, "--model", "tiny_models:tiny", "--batch-size", "8", "--scaling", "both",
             "--ddp-alone", "--repeats", "1", "--link", "1GB/s", "--record-collectives", "--out", out,
         )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -91,6 +95,44 @@ def test_every_column_is_filled_or_missing_for_a_reason(run_folder: Path) -> Non
     assert ddp["traced_step_us"] == pytest.approx(
         ddp["compute_us"] + ddp["exposed_us"] + ddp["idle_us"]
     )
+
+
+def test_what_each_process_measured_is_stored(run_folder: Path) -> None:
+    """Every epoch ends with a batch that is short, on two devices as well, which is in no pass."""
+    run = RunFolder(run_folder)
+    assert half_written(run.path) == []
+    assert run.manifest().config.matrix.devices == (1, 2)
+    for planned in run.manifest().plan:
+        cell = planned.cell
+        ((index, folder),) = run.done_repeats(cell)
+        ranks = folder.ranks()
+        assert (index, [rank.rank for rank in ranks]) == (0, list(range(cell.processes)))
+        assert len(folder.traces()) == cell.processes
+        samples = pd.DataFrame(folder.samples(ranks))
+        counts = samples.groupby(["rank", "measuring_pass"]).size()
+        assert set(counts.index.get_level_values("rank")) == set(range(cell.processes))
+        assert (counts.xs("timed", level="measuring_pass") == TIMED).all()
+        assert (counts.xs("traced", level="measuring_pass") == TRACED).all()
+        assert samples.step_us.min() > 0
+        assert set(samples.samples) == {cell.global_batch_size // cell.processes}
+        assert (samples.data_wait_us < samples.step_us).all()
+        timed = samples[(samples["rank"] == 0) & (samples.measuring_pass == "timed")]
+        assert ranks[0].blocks[0].data_wait_s == pytest.approx(timed.data_wait_us.sum() / 1e6)
+        assert all(rank.threads == run.manifest().threads_per_process for rank in ranks)
+        assert sum(rank.blocks[0].samples for rank in ranks) == TIMED * cell.global_batch_size
+        if cell.strategy == "ddp" and cell.devices > 1:
+            assert_counted(folder)
+
+
+def assert_counted(folder: RepeatFolder) -> None:
+    """Each rank has DDP's counters of the steps that the counters pass traced."""
+    ranks = folder.ranks()
+    assert len(folder.counters_traces()) == len(ranks)
+    for rank in ranks:
+        counters = folder.counters(0, rank.rank)
+        assert [entry.step for entry in counters] == list(range(2, 2 + TRACED))
+        assert all(sum(entry.bucket_bytes) == rank.model.gradient_bytes for entry in counters)
+        assert all(entry.backward_comm_us > 0 for entry in counters)
 
 
 def test_every_collective_of_the_jobs_is_recorded(run_folder: Path) -> None:

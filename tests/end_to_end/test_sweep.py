@@ -1,14 +1,15 @@
-"""A whole run with real torchrun jobs on a tiny model: what is stored, how failures end, how it
-resumes.
+"""Whole runs with real jobs on a tiny model: how failures end, how a run resumes. What is stored:
+test_real_run.py.
 """
 
 import fcntl
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from dpscope.launch.jobs import torchrun
@@ -18,58 +19,7 @@ from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.store.errors import DpscopeError
 from dpscope.profiling.store.folders import RepeatFolder, RunFolder
 from tests.helpers.programs import Program
-from tests.helpers.sweeps import TINY, half_written, processes_of, sweep, wait_until
-
-
-def test_a_run_stores_what_it_measured(tmp_path: Path) -> None:
-    outcome = sweep(tmp_path / "run", traced_steps=3, data="fake", workers=0, samples=9)
-    run = RunFolder(tmp_path / "run")
-    assert outcome.ok
-    assert [result.cell.name for result in outcome.results] == [
-        "single-d1-b2",
-        "dp-host-d2-b2",
-        "ddp-d2-b2",
-    ]
-    assert half_written(run.path) == []
-    assert run.manifest().config.matrix.devices == (1, 2)
-    for planned in run.manifest().plan:
-        repeats = run.done_repeats(planned.cell)
-        assert [index for index, _ in repeats] == [0]
-        for _, folder in repeats:
-            ranks = folder.ranks()
-            assert [rank.rank for rank in ranks] == list(range(planned.cell.processes))
-            assert len(folder.traces()) == planned.cell.processes
-            samples = pd.DataFrame(folder.samples(ranks))
-            counts = samples.groupby(["rank", "measuring_pass"]).size()
-            assert set(counts.index.get_level_values("rank")) == set(range(planned.cell.processes))
-            assert (counts.xs("timed", level="measuring_pass") == 4).all()
-            # one more than requested
-            assert (counts.xs("traced", level="measuring_pass") == 4).all()
-            assert samples.step_us.min() > 0
-            # Every epoch of 9 samples ends with a batch that is short, which is in none of these
-            # passes.
-            assert set(samples.samples) == {
-                planned.cell.global_batch_size // planned.cell.processes
-            }
-            assert (samples.data_wait_us < samples.step_us).all()
-            block = folder.ranks()[0].blocks[0]
-            waits_us = samples[
-                (samples["rank"] == 0) & (samples.measuring_pass == "timed")
-            ].data_wait_us
-            assert block.data_wait_s == pytest.approx(waits_us.sum() / 1e6)
-            assert all(rank.threads == run.manifest().threads_per_process for rank in ranks)
-            assert (
-                sum(rank.blocks[0].samples for rank in ranks) == 4 * planned.cell.global_batch_size
-            )
-            if planned.cell.strategy == "ddp":
-                assert len(folder.counters_traces()) == 2
-                for rank in ranks:  # the steps that the counters pass traced
-                    counters = folder.counters(0, rank.rank)
-                    assert [entry.step for entry in counters] == [2, 3, 4, 5]
-                    assert all(
-                        sum(entry.bucket_bytes) == rank.model.gradient_bytes for entry in counters
-                    )
-                    assert all(entry.backward_comm_us > 0 for entry in counters)
+from tests.helpers.sweeps import TINY, in_pass, processes_of, sweep, wait_until
 
 
 def test_done_cells_are_skipped_and_fresh_redoes_them(tmp_path: Path) -> None:
@@ -146,12 +96,19 @@ def test_out_of_memory_skips_larger_batches_and_later_repeats(tmp_path: Path) ->
     assert outcome.results[1].message == "single-d1-b2 ran out of memory with a smaller batch"
 
 
-def test_a_hang_ends_at_its_time_limit_with_all_its_processes(tmp_path: Path) -> None:
+def test_a_hang_ends_at_its_time_limit_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is 88 s fast from the timed pass on, in which a rank hangs."""
     out = tmp_path / "run"
-    outcome = sweep(out, torchrun=True, strategy="ddp", model="tiny_models:hanging", timeout=24)
+    hangs = in_pass(out, "ddp-d2-b2", "timed")
+    clock = SimpleNamespace(**vars(time))
+    clock.monotonic = lambda: time.monotonic() + 88 * hangs()
+    monkeypatch.setattr(torchrun, "time", clock)
+    outcome = sweep(out, torchrun=True, strategy="ddp", model="tiny_models:hanging", timeout=90)
     assert [result.status for result in outcome.results] == ["timed_out"]
-    assert "time limit of 24 s (in its timed pass)" in outcome.results[0].message
-    assert outcome.results[0].duration_s < 36
+    assert "time limit of 90 s (in its timed pass)" in outcome.results[0].message
+    assert outcome.results[0].duration_s < 60  # gloo's own limit would be 90 s as well
     assert processes_of(out) == []
 
 

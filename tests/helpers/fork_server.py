@@ -41,6 +41,7 @@ _IMPORTED = (
 )
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
+RANKS_ALONE = "DPSCOPE_TEST_RANKS_FORK_SERVER"
 FIGURES = "DPSCOPE_TEST_FIGURES"
 _FOLDERS = "dpscope-forks-"
 _RESERVED = "x" * 60_000  # room in /proc for a fork's command line and environment
@@ -48,18 +49,18 @@ _LONGEST_REQUEST = 200_000
 
 
 @contextlib.contextmanager
-def forks() -> Iterator[None]:
+def forks(variable: str = VARIABLE) -> Iterator[None]:
     """Meanwhile, processes that this one starts become forks where child_start says so; pytest
-    within pytest has its server.
+    within pytest has its server. With RANKS_ALONE those that torchrun starts, and torchrun does not.
     """
-    if VARIABLE in os.environ:
+    if variable in os.environ:
         yield
         return
-    os.environ[VARIABLE] = server()
+    os.environ[variable] = server()
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[variable]
 
 
 @functools.cache
@@ -186,6 +187,7 @@ def _become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR is asked for again
     sys.path[1:1] = [
         one
         for one in environment.get("PYTHONPATH", "").split(os.pathsep)

@@ -10,6 +10,7 @@ FOLDER/<rank>.out and .err, exit statuses are printed.
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -38,6 +39,14 @@ def import_for_ranks() -> None:
     import torch._dynamo  # noqa: F401 (an optimizer's first step imports it)
 
     gc.freeze()  # nothing of it is visited, and thereby copied, in a rank
+
+
+def _import_for(module: str) -> None:
+    """What a module of the working directory imports; each rank executes the module itself."""
+    sys.path[0] = os.getcwd()
+    importlib.import_module(module)
+    del sys.modules[module]
+    gc.freeze()
 
 
 def fork_ranks(
@@ -118,6 +127,8 @@ def await_ends(ranks: Sequence[int], end_others: bool) -> list[int]:
 def main() -> None:
     folder, count, *program = sys.argv[1:]
     import_for_ranks()
+    if program[0] == "-m":
+        _import_for(program[1])
     outputs = [
         (open(Path(folder, f"{rank}.out"), "wb"), open(Path(folder, f"{rank}.err"), "wb"))  # noqa: SIM115 (a rank's, too)
         for rank in range(int(count))

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpscope.launch.jobs.job_outcome import read_progress
 from dpscope.launch.jobs.job_queue import Outcome
 from dpscope.launch.measuring.run import run_sweep
 from dpscope.launch.planning.run_config import load_config
 from dpscope.profiling.records.run import CellResult
 from tests.helpers.light_torchrun import light_jobs
+from tests.helpers.paths import ROOT
 
 TINY: dict[str, object] = {
     "device": "cpu", "model": "tiny_models:tiny", "batch_size": "2", "steps": 4, "traced_steps": 1, "repeats": 1,
@@ -105,18 +107,23 @@ def half_written(out: Path) -> list[Path]:
 
 
 def start_sweep(out: Path, **flags: object) -> subprocess.Popen[bytes]:
-    settings = tiny_settings(**{"repeats": 2, "steps": 30, "data": "fake", "workers": 1, **flags})
-    code = (
-        "import json, pathlib, sys; from rich.console import Console\n"
-        "from dpscope.launch.planning.run_config import load_config; from dpscope.launch.measuring.run import run_sweep\n"
-        "outcome = run_sweep(load_config(None, json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]), False, Console())\n"
-        "sys.exit(outcome.exit_status)"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(settings), str(out)], stdout=subprocess.DEVNULL
-    )
+    """A sweep in a separate process: this module's `main`."""
+    settings = tiny_settings(**{"data": "fake", "workers": 1, **flags})
+    command = [sys.executable, "-m", __name__, json.dumps(settings), str(out)]
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
-def in_pass(out: Path, cell: str, state: str) -> Callable[[], bool]:
-    progress = out / "cells" / cell / "repeat0" / "progress.txt"
-    return lambda: progress.exists() and progress.read_text() == state
+def main() -> int:
+    settings, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+    return run_sweep(load_config(None, settings), out, False, Console()).exit_status
+
+
+def in_pass(out: Path, cell: str, *states: str) -> Callable[[], bool]:
+    """Whether a cell's first repeat is in one of these passes."""
+    folder = out / "cells" / cell / "repeat0"
+    return lambda: read_progress(folder) in states
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.aot_autograd
+import torch._inductor.pattern_matcher  # by the compiler, once for all ranks
 from torch import distributed, nn
 
 from dpscope.launch.workload.strategies import compiled_so_far, wrap_for

@@ -22,7 +22,10 @@ _FORKED_RANKS, _LIGHT_TORCHRUN = (
 )
 _COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
 _READERS = ("analyze", "bundle", "compare", "merge", "whatif")
-_MODULES = ("dpscope.launch.attach", "pytest", "tests.gpu.plain_script")
+_MODULES = (
+    *("dpscope.launch.attach", "pytest", "tests.gpu.plain_script"),
+    *("tests.helpers.paced_ddp", "tests.helpers.sweeps"),
+)
 _PROGRAMS = "tests.virtual_gpu.programs."
 _OF_RANKS = (
     "attach",
@@ -99,8 +102,9 @@ def _run_in_fork(server: str, program: list[str], rank: bool) -> None:
 
 gc.set_threshold(200_000, 20, 20)
 atexit.register(gc.freeze)
-if server := os.environ.get("DPSCOPE_TEST_FORK_SERVER"):
-    if rank := _rank_to_fork(sys.orig_argv[1:]):
-        _run_in_fork(server, rank, rank=True)
-    elif program := _program_to_fork(sys.orig_argv[1:]):
-        _run_in_fork(server, program, rank=False)
+server = os.environ.get("DPSCOPE_TEST_FORK_SERVER")
+server_of_ranks = server or os.environ.get("DPSCOPE_TEST_RANKS_FORK_SERVER")
+if server_of_ranks and (rank := _rank_to_fork(sys.orig_argv[1:])):
+    _run_in_fork(server_of_ranks, rank, rank=True)
+elif server and (program := _program_to_fork(sys.orig_argv[1:])):
+    _run_in_fork(server, program, rank=False)
