@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from dpscope.analysis.output.run_screen import Targets, report_of
-from dpscope.analysis.report.build import Report
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.calibration import Collective
 from dpscope.profiling.records.strategies import shard_groups, traits_of
+from dpscope.profiling.store.files import write_json
+from dpscope.profiling.store.folders import CALIBRATION_NAME
 from tests.end_to_end.strategy_job import Found, run_job
 from tests.helpers.generated_checks import parallelism
 from tests.helpers.paths import ROOT
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_cells import fitted, timed
 from tests.helpers.sweeps import sweep
 from tests.user_models.blocking_waits import LATE_S
 
@@ -111,18 +114,20 @@ def test_each_way_to_train_in_parallel_has_its_name(folder: Path, way: str, name
         assert reduced["bytes"].notna().all()
 
 
-def swept(out: Path, **flags: object) -> Report:
-    assert sweep(out, False, False, devices="2", **flags).exit_status == 0
-    return report_of(out, Targets())
-
-
 def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     """Convolution 216 numbers, batch norm 8 + 8, linear 4 x 8 + 4 in single precision; every first
-    dimension is even: all is gathered twice in each of two micro-batches and scattered once.
+    dimension is even: all is gathered twice in each of two micro-batches and scattered once, in
+    three units.
     """
     model_bytes = 4 * (216 + 16 + 36)
     moved = model_bytes * (2 * 2 + 1)
-    report = swept(tmp_path / "run", strategy="ddp,fsdp", accumulate="2", calibrate=True)
+    out = tmp_path / "run"
+    assert sweep(out, devices="2", strategy="ddp,fsdp", accumulate="2").ok
+    sizes = [256 << step for step in range(8)]
+    kinds: tuple[Collective, ...] = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+    calibration = fitted(*(timed(2, 50.0, 1.0, sizes, kind) for kind in kinds))
+    write_json(out / CALIBRATION_NAME, calibration)
+    report = report_of(out, Targets())
     assert [finding.code for finding in report.findings if finding.severity == "error"] == []
     table = report.comparison.table.set_index("cell")
     ddp, fsdp = (table.loc[f"{name}-d2-b2-accumulate-2"] for name in ("ddp", "fsdp"))
@@ -130,11 +135,13 @@ def test_a_run_measures_and_predicts_fsdp_beside_ddp(tmp_path: Path) -> None:
     # half of parameters and momentum
     assert ddp["state_bytes"] - fsdp["state_bytes"] == model_bytes * 2 / 2
     assert fsdp["prediction_source"] == fsdp["ring_source"] == "calibration"
+    # 50 us for each of five collectives of a unit, and what is moved over 1e9 B/s
+    assert fsdp["predicted_transfer_us"] == pytest.approx(3 * 5 * 50.0 + moved / 1e3)
     assert fsdp["predicted_transfer_error"] == pytest.approx(
         fsdp["predicted_transfer_us"] / fsdp["transfer_us"] - 1
     )
     # (N-1)/N = 1/2 of what is moved, over 1e9 B/s
-    stated = report_of(tmp_path / "run", Targets(link=parse_link("1GB/s"))).comparison.table
+    stated = report_of(out, Targets(link=parse_link("1GB/s"))).comparison.table
     assert stated.set_index("cell").loc[str(fsdp.name), "ring_us"] == pytest.approx(moved / 2 / 1e3)
 
 

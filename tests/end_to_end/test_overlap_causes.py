@@ -19,6 +19,7 @@ from tests.user_models.planted_overlap import (
     LARGE_ELEMENTS,
     LAYER_BYTES,
     LAYERS,
+    TRACED,
 )
 
 BY_CHANCE = {"late_rank", "uneven_ranks"}
@@ -81,7 +82,7 @@ def test_each_cause_has_its_number(cells: dict[str, Job]) -> None:
         f"the last of {LAYERS} buckets holds {large / with_large:.0%} of the bytes ({large / 1e6:.1f} MB of "
         f"{with_large / 1e6:.1f} MB)"
     ) in texts["last_bucket"]["last_bucket"]
-    assert "(last in 6 of 6 traced steps)" in texts["late_rank"]["late_rank"]
+    assert f"(last in {TRACED} of {TRACED} traced steps)" in texts["late_rank"]["late_rank"]
     assert texts["by_hand"]["late_buckets"].count(f"{LAYER_BYTES / 1e6:.2f} MB at 100%") == 4
     assert "and 2 more" in texts["by_hand"]["late_buckets"]
     broadcasts = cells["buffers"].collectives

@@ -33,9 +33,9 @@ from tests.helpers.light_torchrun import light_jobs
 from tests.helpers.paths import USER_MODELS
 
 ALONE = TorchrunPlace(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
-EPOCHS = 4
+EPOCHS = 3
 SETTINGS: dict[str, object] = {
-    "device": "cpu", "data": "digits", "batch_size": "48", "epochs": EPOCHS, "milestones": "3", "warmup_epochs": 1,
+    "device": "cpu", "data": "digits", "batch_size": "48", "epochs": EPOCHS, "milestones": "2", "warmup_epochs": 1,
     "lr": 0.05,
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ LAYERS, ELEMENTS, LAYER_BYTES = 6, 312_500, 1_250_000
 LARGE_ELEMENTS = 10 * ELEMENTS  # the first layer's, whose gradient comes last
 BUFFER_ELEMENTS = 12_000_000
 SMALL = 20_000  # elements, of weights whose all-reduces take longer than their gradients
-WARM, TRACED = 3, 6
+WARM, TRACED = 2, 4
 
 Reduce = Callable[[Tensor], None]
 

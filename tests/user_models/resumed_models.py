@@ -5,7 +5,6 @@
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,12 +79,7 @@ def stopped_and_killed() -> nn.Module:
     killer.
     """
     return _interrupted(
-        with_dropout(), Event(5, signal.SIGTERM, rank=1), Event(40, signal.SIGKILL, rank=2, start=1)
+        with_dropout(),
+        Event(5, signal.SIGTERM, rank=1),
+        Event(STOP_AT_STEP, signal.SIGKILL, rank=2, start=1),
     )
-
-
-def slow() -> nn.Module:
-    """Slow enough to be stopped in the middle of an epoch."""
-    model = with_dropout()
-    model.register_forward_pre_hook(lambda model, inputs: time.sleep(0.03 * model.training))
-    return model

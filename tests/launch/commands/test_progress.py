@@ -29,6 +29,7 @@ def test_a_terminal_shows_what_a_command_is_doing(
 ) -> None:
     expected = COMMANDS[command]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dpscope.analysis.figures.draw.RUN_FIGURES", ())  # which take seconds
     shutil.copytree(EXAMPLE_RUN, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
     shown = CliRunner(env={"FORCE_COLOR": "1", "COLUMNS": "200"}).invoke(app, [command, "run"])
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.stderr)
