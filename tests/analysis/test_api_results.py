@@ -4,6 +4,7 @@ on traces.
 
 import gzip
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ from dpscope.profiling.store.errors import DpscopeError
 from tests.helpers.examples import FIVE_REPEATS
 from tests.helpers.known import known
 from tests.helpers.paths import DATA, EXAMPLE_RUN
+
+analyzed = cache(analyze)
 
 V100, RANK_0 = DATA / "v100x8_ddp_dlrm", DATA / "a100x2_ddp_resnet50_rank0.json.gz"
 
@@ -69,7 +72,7 @@ def test_every_numeric_column_plots_and_a_missing_number_is_nan() -> None:
 @pytest.mark.parametrize("folder", [EXAMPLE_RUN, FIVE_REPEATS, V100], ids=lambda path: path.name)
 def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
     """Each cell of a table is its frame's value in the unit of the heading; times carry theirs."""
-    analysis = analyze(folder)
+    analysis = analyzed(folder)
     report = analysis.report
     for name, table in {**report.first, **report.tables, **report.study}.items():
         frame = analysis.frames[name]
@@ -92,7 +95,7 @@ def test_frames_hold_the_values_of_the_tables(folder: Path) -> None:
 
 
 def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
-    analysis = analyze(EXAMPLE_RUN)
+    analysis = analyzed(EXAMPLE_RUN)
     with pytest.raises(KeyError, match="foo: choose from cells, every_step"):
         analysis.frames["foo"]
     with pytest.raises(KeyError, match="foo: choose from which, cost"):
@@ -115,14 +118,14 @@ def test_a_printed_job_is_its_verdict_and_the_names_of_its_tables() -> None:
 
 
 def test_a_notebook_shows_the_verdict_as_a_table() -> None:
-    analysis = analyze(EXAMPLE_RUN)
+    analysis = analyzed(EXAMPLE_RUN)
     html = analysis._repr_html_()
     for fact in analysis.verdict.shown:
         assert f"<th>{fact.label}</th>" in html
 
 
 def test_a_column_of_words_keeps_its_type_where_all_are_missing() -> None:
-    types = analyze(EXAMPLE_RUN).frames["cells"].dtypes
+    types = analyzed(EXAMPLE_RUN).frames["cells"].dtypes
     assert not [name for name, kind in types.items() if str(kind) == "object"]
 
 
@@ -160,7 +163,7 @@ def test_an_export_is_no_trace_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", [V100, DATA / "compiled_ddp"], ids=lambda path: path.name)
 def test_a_share_of_waiting_is_the_same_wherever_it_is_named_the_same(folder: Path) -> None:
     job = analyze_traces(folder)
-    shown = analyze(folder).frames["waits"].set_index(["late_rank", "waiting_rank"])
+    shown = analyzed(folder).frames["waits"].set_index(["late_rank", "waiting_rank"])
     waits = job.waits.set_index(["late_rank", "waiting_rank"])
     for name in ("exposed_wait_us", "exposed_share"):
         assert waits.loc[shown.index, name].tolist() == pytest.approx(shown[name].tolist())

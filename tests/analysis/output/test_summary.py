@@ -14,9 +14,10 @@ from dpscope.analysis.report.build import make_report
 from dpscope.analysis.report.files import PrintedReport
 from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.terminal import print_table
+from dpscope.analysis.traces.ranks.job import planned_job
 from dpscope.launch.contents import app
 from dpscope.profiling.records.run_codes import RunCode
-from tests.helpers.examples import reported
+from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
 
@@ -46,14 +47,13 @@ def in_readme(after: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [None, "ddp-d2-b128", "single-d1-b128"])
-def test_what_is_printed_of_a_run_fits_a_screen(
-    lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
-    monkeypatch.chdir(tmp_path)
+def test_what_is_printed_of_a_run_fits_a_screen(lost: str | None) -> None:
+    report = reported(FIVE_REPEATS)
     if lost is not None:
-        shutil.rmtree(Path("run_cpu/cells", lost))
-    of_run = shown(report_of(Path("run_cpu"), Targets()).printed)
+        planned = report.run.cells[lost].cell
+        cells = {**report.run.cells, lost: planned_job(planned)}
+        report = make_report(replace(report.run, cells=cells))
+    of_run = shown(report.printed)
     assert max(map(len, of_run)) <= 80
     assert 10 < len(of_run) <= 24
     assert ("MISSING " in "".join(of_run)) is (lost is not None)

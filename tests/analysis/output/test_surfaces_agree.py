@@ -32,6 +32,7 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
+from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import Trace, ddp_trace, dp_trace, parallel_trace, write_trace
@@ -202,19 +203,6 @@ def test_surfaces_of_made_traces_agree(
     assert DDP_ADVICE.search(RunCode.NO_OVERLAP.value.action)
 
 
-def check_findings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON, and so the terminal, has the codes of the report's findings with their severity,
-    without and with models.
-    """
-    for link in (None, parse_link("10GB/s")):
-        report = report_of_traces(analyze_traces([place]), [place], Targets(link))
-        print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(link))
-        shown = json.loads(capsys.readouterr().out)["findings"]
-        assert {(one["code"], one["severity"]) for one in shown} == {
-            (one.code, one.severity) for one in report.findings
-        }
-
-
 def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the terminal shows, and the findings with a link."""
     analysis = analyze_traces([place])
@@ -225,11 +213,22 @@ def check_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> str:
     report, linked = (
         report_of_traces(analysis, [place], Targets(link)) for link in (None, parse_link("10GB/s"))
     )
-    check_findings(place, capsys)
-    print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets())
-    record = json.loads(capsys.readouterr().out)["verdict"]
-    check(verdict, {"terminal": terminal, **of_report(report)}, record)
+    content = in_json(place, None, report, capsys)
+    in_json(place, parse_link("10GB/s"), linked, capsys)
+    check(verdict, {"terminal": terminal, **of_report(report)}, content["verdict"])
     check_csv(report, verdict)
     return plain(
         " ".join([terminal, *(f"{one.message} {one.next_step}" for one in linked.findings)])
     )
+
+
+def in_json(
+    place: Path, link: LinkRate | None, report: Report, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """JSON, and so the terminal, has the codes of the report's findings with their severity."""
+    print_traces([place], "json", DEFAULT_LIMITS, Console(quiet=True), Targets(link))
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert {(one["code"], one["severity"]) for one in content["findings"]} == {
+        (one.code, one.severity) for one in report.findings
+    }
+    return content

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import shutil
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from dpscope.analysis.output.traces_screen import (
     traces_json,
 )
 from dpscope.analysis.report.build import Report
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_jobs, analyze_traces
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.profiling.machine.link_specifications import parse_link
@@ -55,8 +57,13 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ddp_job(tmp_path_factory.mktemp("job"))
 
 
+@cache
+def analyzed(folder: Path) -> Job:
+    return analyze_traces([folder])
+
+
 def reported(folder: Path, targets: Targets = AT_LINK) -> Report:
-    return report_of_traces(analyze_traces([folder]), [folder], targets)
+    return report_of_traces(analyzed(folder), [folder], targets)
 
 
 def read(folder: Path) -> dict[str, ReadJob]:

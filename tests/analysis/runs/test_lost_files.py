@@ -15,6 +15,7 @@ from dpscope.analysis.cells.comparison import compare
 from dpscope.analysis.findings.run_findings import conclusions
 from dpscope.analysis.findings.verdict import run_verdict
 from dpscope.analysis.runs.run_data import load_run
+from tests.helpers import examples
 from tests.helpers.known import known
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -83,16 +84,15 @@ def test_a_repeat_without_whole_traces_is_left_out_of_traced_values(
     run: Path, change: Change, label: str, reason: str, copied: str
 ) -> None:
     """The other repeat gives them; one error, one limit and one action name the lost file."""
-    before = load_run(run)
     change(run)
     loaded = load_run(run)
     compared = compare(loaded)
     row = compared.rows[CELL]
-    whole = before.cells[CELL].critical_windows
+    whole = examples.loaded().cells[CELL].critical_windows
     second = whole.take(whole["repeat"] == 1)
     for part in ("communication_us", "exposed_wait_us", "compute_us", "idle_us"):
         assert row.number(part) == pytest.approx(second.mean(part))
-    assert row.step_us == compare(before).rows[CELL].step_us
+    assert row.step_us == examples.reported().comparison.rows[CELL].step_us
     (error,) = (one for one in conclusions(loaded, compared) if one.severity == "error")
     assert error.code == "trace_incomplete"
     assert reason in error.message
@@ -109,7 +109,7 @@ def test_a_repeat_without_whole_traces_is_left_out_of_traced_values(
 def test_a_cell_of_which_every_repeat_is_left_out_keeps_its_times_and_has_the_reason(
     run: Path,
 ) -> None:
-    before = compare(load_run(run)).rows[CELL]
+    before = examples.reported().comparison.rows[CELL]
     for trace in run.glob(f"cells/{CELL}/*/traces/0_1.pt.trace.json.gz"):
         trace.write_bytes(trace.read_bytes()[:3000])
     loaded = load_run(run)
@@ -135,7 +135,7 @@ def test_a_cell_of_which_every_repeat_is_left_out_keeps_its_times_and_has_the_re
 
 @pytest.mark.long
 def test_communication_that_the_tracer_lost_is_unknown_not_none(run: Path) -> None:
-    before = compare(load_run(run)).table.set_index("cell")
+    before = examples.reported().comparison.table.set_index("cell")
     without_gloo(run)
     loaded = load_run(run)
     after = compare(loaded).table.set_index("cell")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
 from tests.helpers.paths import EXAMPLE_RUN
 
@@ -14,6 +15,11 @@ LARGEST = 2**63 - 1
 
 
 TRACE = EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces" / "0_0.pt.trace.json.gz"
+
+
+@pytest.fixture(scope="module")
+def before() -> Job:
+    return analyze_traces([TRACE])
 
 
 @pytest.mark.long
@@ -29,14 +35,14 @@ TRACE = EXAMPLE_RUN / "cells" / "ddp-d2-b8" / "repeat0" / "traces" / "0_0.pt.tra
     ],
     ids=["2^63 - 1", "a product", "a product of bytes", "64 TiB", "dimensions", "a sum"],
 )
-def test_an_absurd_size_is_unknown(tmp_path: Path, dims: list[object]) -> None:
+def test_an_absurd_size_is_unknown(tmp_path: Path, before: Job, dims: list[object]) -> None:
     content = json.loads(gzip.decompress(TRACE.read_bytes()))
     for event in content["traceEvents"]:
         if event.get("name", "").startswith(("gloo:", "c10d::")) and "Input Dims" in event["args"]:
             event["args"] |= {"Input Dims": [dims], "Input type": ["float"]}
     path = tmp_path / "0_0.pt.trace.json"
     path.write_text(json.dumps(content))
-    found, before = analyze_traces([path]), analyze_traces([TRACE])
+    found = analyze_traces([path])
     assert found.collectives["bytes"].isna().all()
     assert before.collectives["bytes"].notna().any()
     assert found.steps["step_us"].tolist() == before.steps["step_us"].tolist()
