@@ -205,16 +205,11 @@ def test_one_dump_without_a_call_asks_for_the_others() -> None:
     assert step == "NEXT: No unfinished call on rank 9: add the records of ranks 0 to 8, 10 to 15"
 
 
-def test_ranks_that_wait_for_a_culprit_come_first() -> None:
-    folder = DATA / "flight_recorder" / "lock_gil"
-    rows = waiting_rows(summarise(read_job(find_files(folder), 1 << 30)))
-    assert [row["ranks"][0] for row in rows] == [1, 6, 8, 0, 2, 3, 4, 5, 7]
-
-
-def test_transfers_show_who_waits_for_whom() -> None:
+def test_ranks_that_wait_for_a_culprit_come_first_and_transfers_show_for_whom() -> None:
     """Rank 0 sends to rank 8 in the pipeline, which waits for ranks 9 and 14."""
     folder = DATA / "flight_recorder" / "lock_gil"
     rows = waiting_rows(summarise(read_job(find_files(folder), 1 << 30)))
+    assert [row["ranks"][0] for row in rows] == [1, 6, 8, 0, 2, 3, 4, 5, 7]
     by_rank = {rank: row for row in rows for rank in row["ranks"]}
     assert by_rank[0]["oldest"] == "send 0->1 14147"
     assert (by_rank[0]["group_ranks"], by_rank[0]["waits_for"]) == ([0, 8], [8])
