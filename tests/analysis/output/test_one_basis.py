@@ -45,6 +45,12 @@ def test_every_row_of_the_first_table_adds_up(report: Report) -> None:
         assert sum(parts) == pytest.approx(shown["traced"], abs=0.05 * (len(parts) + 1)), row
 
 
+def test_no_two_columns_of_a_table_have_one_heading(report: Report) -> None:
+    for table in (*report.first.values(), *report.tables.values(), *report.study.values()):
+        headings = table.headings
+        assert len(set(headings)) == len(headings), table.title
+
+
 def test_every_shortcut_is_the_measured_value_plus_its_error(report: Report) -> None:
     table = report.first["shortcuts"]
     for row in table.rows:

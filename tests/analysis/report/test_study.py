@@ -14,7 +14,7 @@ from dpscope.analysis.text.text_table import TextTable, csv_with_notes, render
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.profiling.machine.link_specifications import parse_link
 from dpscope.profiling.records.run import Cell, PublishedQuantity, PublishedValue
-from tests.helpers.examples import FIVE_REPEATS, loaded, reported
+from tests.helpers.examples import loaded, reported
 from tests.helpers.known import known
 from tests.helpers.run_cells import (
     SIZES,
@@ -176,14 +176,6 @@ def test_intervals_are_only_explained_where_a_table_has_one() -> None:
         table = report.study["study_epochs"]
         assert any("±" in heading for heading in table.headings) is explained
         assert any(note.startswith("±: half the 95% interval") for note in table.notes) is explained
-
-
-@pytest.mark.long
-def test_no_two_columns_of_a_table_have_one_heading() -> None:
-    report = reported(FIVE_REPEATS)
-    for table in (*report.first.values(), *report.tables.values(), *report.study.values()):
-        headings = table.headings
-        assert len(set(headings)) == len(headings), table.title
 
 
 @pytest.mark.long

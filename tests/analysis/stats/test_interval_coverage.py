@@ -39,12 +39,12 @@ def test_equal_runs_seldom_differ(spreads: Sequence[float], pairs: int, repeats:
 @pytest.mark.long
 @pytest.mark.parametrize("repeats", [2, 5])
 def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -> None:
-    """Six cells of one run: each median, and the difference of neighbours; 1,200 of each, not
-    independent.
+    """Six cells of one run: each median, and the difference of neighbours; 600 of each, not
+    independent: 8% are 3.4 standard errors more than 5%.
     """
     generator = np.random.default_rng(2)
     missed = np.zeros(2)
-    for _ in range(200):
+    for _ in range(100):
         cells = [
             drawn_cell(spread, repeats, generator, STEP_US * (1 + index))
             for index, spread in enumerate(ALIKE)
@@ -58,4 +58,4 @@ def test_intervals_of_medians_and_differences_hold_the_truth_too(repeats: int) -
                 not known(median.low) <= STEP_US * (1 + index) <= known(median.high),
                 verdict(difference, even=truth) != "no_difference_shown",
             )
-    assert (missed / 1200 <= 0.08).all()
+    assert (missed / 600 <= 0.08).all()
