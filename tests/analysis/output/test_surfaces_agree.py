@@ -5,7 +5,6 @@ DDP jobs get advice on DDP.
 import html
 import json
 import re
-import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -23,10 +22,9 @@ from dpscope.analysis.output.run_json import run_json
 from dpscope.analysis.output.run_screen import Targets, fact_grid
 from dpscope.analysis.output.tensorboard import export_tensorboard, metric
 from dpscope.analysis.output.traces_screen import ReadJob, print_traces, report_of_traces
-from dpscope.analysis.report.build import Report, make_page, make_report, render_markdown
+from dpscope.analysis.report.build import Report, make_page, render_markdown
 from dpscope.analysis.report.comparison_tables import FIRST_COLUMNS, comparison_csv
 from dpscope.analysis.report.page import render_page
-from dpscope.analysis.runs.run_data import load_run
 from dpscope.analysis.text.terminal import print_table
 from dpscope.analysis.traces.ranks.ledger import STEP_PARTS
 from dpscope.analysis.traces.ranks.trace_analysis import analyze_traces
@@ -36,12 +34,12 @@ from dpscope.profiling.records.links import LinkRate
 from dpscope.profiling.records.run_codes import RunCode
 from tests.generated_traces.ddp import DdpOptions
 from tests.generated_traces.generator import Trace, ddp_trace, dp_trace, parallel_trace, write_trace
-from tests.helpers.examples import reported
+from tests.helpers.examples import FIVE_REPEATS, reported
 from tests.helpers.made_traces import event, launch, on_device, step, write
 from tests.helpers.made_verdicts import said
-from tests.helpers.paths import EXAMPLE_RUN, ROOT
+from tests.helpers.paths import EXAMPLE_RUN
 
-RUNS = (EXAMPLE_RUN, ROOT / "examples" / "run_cpu")
+RUNS = (EXAMPLE_RUN, FIVE_REPEATS)
 # DDP's arguments, dpscope's options for them, and buckets of gradients.
 DDP_ADVICE = re.compile(
     r"bucket|no_sync|static.graph|broadcast.buffers|DDP's|DDP without|use DDP|gradient accumulation|fp16 gradients",
@@ -143,15 +141,16 @@ def test_surfaces_of_a_run_agree(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_hundreds_of_values_are_the_same_on_every_surface(tmp_path: Path) -> None:
+def test_hundreds_of_values_are_the_same_on_every_surface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers of CSV, JSON, the API's frames and TensorBoard; texts of page and terminal."""
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run")
-    report = make_report(load_run(tmp_path / "run"))
-    vars(report)["figures"] = {}  # which hold no number of their own
+    report = reported(FIVE_REPEATS)
+    monkeypatch.setattr(Report, "figures", {})  # which hold no number of their own
     in_csv = pd.read_csv(StringIO(comparison_csv(report.comparison))).set_index("cell")
     in_json = {one["cell"]: one for one in json.loads(run_json(report))["cells"]}
     in_frame = Analysis(report).frames["cells"].set_index("cell")
-    board = export_tensorboard(report)
+    board = export_tensorboard(report, tmp_path)
     compared = 0
     for cell, row in report.comparison.rows.items():
         on_board = EventAccumulator(str(board / cell)).Reload()
