@@ -77,17 +77,14 @@ def test_a_table_begins_with_the_answer_its_reason_and_what_to_do(
 
     before = run_of(tmp_path / "before", SINGLE, DDP)
     answer, note, advice, *table = shown(before, before, fail_over=0.01).splitlines()
-    assert [line for line in table if line.startswith("same: ")] == []
-    assert [line[:10] for line in table if line.startswith("not judged: these repeats")]
+    assert not any(line.startswith("same: ") for line in table)
+    assert any(line.startswith("not judged: these repeats") for line in table)
     assert answer.startswith("Not judged: ")
     assert note.startswith(f"NOTE {SINGLE}, {DDP} not judged: these repeats can detect ")
     assert advice.startswith("NEXT ")
     assert advice.endswith("raise --fail-over, or make the machine quieter")
     other = tmp_path / "other"
     run_of(other, SINGLE, DDP, change=lambda config: config.update(amp="bf16"))
-    answer, advice, *_ = shown(before, other).splitlines()
-    assert answer.startswith("Not judged: the runs differ in amp off -> bf16. Same: ")
-    assert advice.endswith("; or judge with --force")
     answer, note, advice, *_ = shown(before, other, force=True).splitlines()
     assert answer.startswith("Same: ")
     assert note == "NOTE the runs differ in amp off -> bf16"
