@@ -110,3 +110,9 @@ def test_one_late_rank_shows_that_all_take_part(tmp_path: Path, apart_us: float)
     assert waits[2] == 0
     assert (waits.drop(2) > 990_000).all()
     assert set(analysis.waits["late_rank"]) == {2}
+
+
+def test_ends_that_are_far_apart_for_the_wait_show_nothing(tmp_path: Path) -> None:
+    """By up to 3 ms after a wait of 1 s, which excuses one."""
+    starts, ends = late_by_a_second(3_000.0)
+    assert "groups_unknown" in codes(analyzed(tmp_path, starts, ends, all_to_all=True))

@@ -69,6 +69,7 @@ def test_a_copy_within_one_rank_is_no_communication(
         ("ReduceScatter", elements(65_536, 8_192), 8, 262_144),
         ("AllGather", elements(8_192, 32_768), 4, 131_072),
         ("AllGather", elements(8_192, 32_768) | {"Group size": 16}, 16, 131_072),  # recorded
+        ("AllGather", elements(8_192, 8_192), 1, 32_768),  # its own
         ("ReduceScatter", elements(8_191, 1_000), 16, 32_764),  # unequal parts: taken for the job
         ("AllReduce", elements(8_192, 8_192), 16, 32_768),  # no evidence
         ("ReduceScatter", {}, 16, None),
