@@ -9,7 +9,7 @@ from functools import partial
 from dpscope.analysis.cells.identity import lost, measured, single_at_same_batch
 from dpscope.analysis.cells.view import Bounds, CellView, if_known, once
 from dpscope.analysis.stats.missing import Missing, known
-from dpscope.analysis.stats.samples import FEWEST_SAMPLES, Interval
+from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.contention import (
     Contentions,
     contentions,
@@ -21,7 +21,7 @@ from dpscope.analysis.traces.ranks.ledger import STEP_PARTS, Ledger
 
 NO_TRACED_STEP = "no whole traced step"
 NOT_SHOWN = "the trace does not show it"
-NO_INTERVAL = f"fewer than {FEWEST_SAMPLES} traced or timed steps, or too few repeats: no interval"
+NO_INTERVAL = "too few traced repeats, or repeats too far apart: no interval"
 NOT_MATCHED = "needs matched collectives of every rank"
 ONE_PROCESS = "one process drives all devices: there are no ranks to match"
 _ZERO = "0 in every traced step: no interval"

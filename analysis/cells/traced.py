@@ -179,10 +179,12 @@ def _matched(cell: CellView, measure: str) -> float:
 
 
 def _transfer_ends(cell: CellView, value: float) -> tuple[float, float]:
-    """From how the repeats differ, cut at 0."""
+    """From how the repeats differ, cut at 0; none that is wider than the step, as of its parts."""
     matched = windows(cell).take(windows(cell).known("transfer_us"))
     repeats = matched.group("repeat").means(matched["transfer_us"])
-    half_us = known(half_width(repeats), NO_INTERVAL)
+    half_us = half_width(repeats)
+    if half_us is None or half_us >= traced_step_us(cell):
+        raise Missing(NO_INTERVAL)
     return max(0.0, value - half_us), value + half_us
 
 

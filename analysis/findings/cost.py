@@ -5,7 +5,11 @@ from collections.abc import Iterator, Mapping
 from dpscope.analysis.cells.checks import unreliable_parts
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, Scale, percent
-from dpscope.analysis.findings.ledger_text import slowed_by_tracing, without_interval
+from dpscope.analysis.findings.ledger_text import (
+    slowed_by_tracing,
+    why_no_interval,
+    without_interval,
+)
 from dpscope.analysis.stats.samples import CONFIDENCE
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import show_apart, show_bytes
@@ -39,9 +43,15 @@ def cost_fact(row: CellRow, data: Job, on_device: bool) -> Fact:
         return _unreliable(row, slowed)
     scale = Scale([ledger.traced_step_us, ledger.exposed_us])
     of_step = traced_length(ledger, data, scale)
-    exposed = _exposed(ledger, ledger.exposed_us, of_step, scale)
+    exposed = scale.number(ledger.exposed_us)
+    bounds = ledger.intervals.get("exposed")
+    if bounds is not None:
+        exposed = f"{exposed} ({scale.ends(bounds)})"
+    elif without_interval(ledger):
+        exposed = f"{exposed} (no interval: {why_no_interval(data)})"
+    share = percent(ledger.exposed_us / ledger.traced_step_us)
     split = _split(ledger, data.not_split, scale)
-    lines = [f"{exposed}{split}"]
+    lines = [f"communication takes {exposed} of {of_step}, {share}{split}"]
     if on_device:
         lines.append(device_use(ledger, scale))
     lines.extend(_hidden(ledger, scale))
@@ -62,18 +72,6 @@ def _unreliable(row: CellRow, slowed: float) -> Fact:
         collectives = counted(round(count), "collective")
         lines.append(f"tracing does not change what a step moves: {size} in {collectives}")
     return Fact("cost", "COST", tuple(lines))
-
-
-def _exposed(ledger: Ledger, exposed_us: float, of_step: str, scale: Scale) -> str:
-    """The exposed communication, its interval and its share of the step."""
-    exposed = scale.number(exposed_us)
-    bounds = ledger.intervals.get("exposed")
-    if bounds is not None:
-        exposed = f"{exposed} ({scale.ends(bounds)})"
-    elif without_interval(ledger):
-        exposed = f"{exposed} (no interval)"
-    share = percent(exposed_us / ledger.traced_step_us)
-    return f"communication takes {exposed} of {of_step}, {share}"
 
 
 def traced_length(ledger: Ledger, data: Job, scale: Scale) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dpscope.analysis.cells.checks import too_slow_to_trust
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.text.units import show_time
+from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.traces.ranks.messages import SMALL, Messages
-from dpscope.profiling.records.finding import Finding
+from dpscope.profiling.records.finding import Finding, counted
 from dpscope.profiling.records.run_codes import RunCode
 
 # traced over untraced step that is reported, and its inverse: tracing shortens no step
@@ -40,12 +41,20 @@ def slowed_by_tracing(row: CellRow) -> float | None:
 
 
 def without_interval(ledger: Ledger | None) -> bool:
-    """Whether a cell of a run shows exposed communication, and has too few repeats or steps for its
-    interval. Traces alone are no repeats.
+    """Whether a cell of a run shows exposed communication without its interval. Traces alone are no
+    repeats.
     """
     if ledger is None or ledger.tracer_us is None or not ledger.exposed_us:
         return False
     return "exposed" not in ledger.intervals
+
+
+def why_no_interval(data: Job) -> str:
+    """Why exposed communication has none: it needs the spread of the cell's own repeats."""
+    traced = len(data.parts_by_repeat["exposed"])
+    if traced < 2:
+        return f"{counted(traced, 'traced repeat')}, 2 are needed"
+    return f"{traced} traced repeats lie too far apart"
 
 
 def fewer_messages(messages: Messages) -> str:

@@ -96,7 +96,8 @@ def _ratio(estimate_us: float, exposed_us: float, scale: Scale) -> str:
 
 def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     """Of t_N(b) - t_1(b) = exposed + compute + idle + unexplained the largest term after
-    the first, where the others, which may cancel it, are less than half of the error; else all.
+    the first, where its interval excludes 0 and the others, which may cancel it, are less than half
+    of the error; else all.
     """
     slowdown_us = row.ledger.slowdown_us if row.ledger is not None else None
     idle_us = row.added_idle_us
@@ -107,15 +108,25 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     sizes = {name: abs(time_us) for name, time_us in terms.items()}
     largest = max(sizes, key=lambda name: sizes[name])
     others_us = sum(sizes.values()) - sizes[largest]
-    if others_us > _MOST * abs(error_us):
+    if others_us > _MOST * abs(error_us) or not _is_significant(_bounds_of(row, largest)):
         changes = ", ".join(f"{name} {scale.change(time_us)}" for name, time_us in terms.items())
-        return f"no single cause ({changes})"
+        return f"no single significant cause ({changes})"
     cause = _LESS[largest]
     if error_us > 0:
         cause = _MORE[largest]
     if cause == _MORE["compute"] and not on_device:
         cause = f"{cause} on shared cores"
     return f"{cause} ({scale.time(sizes[largest])})"
+
+
+def _bounds_of(row: CellRow, term: str) -> Interval | None:
+    columns = {"compute": "slowdown_us", "idle": "added_idle_us", "unexplained": "added_tracer_us"}
+    return row.interval(columns[term])
+
+
+def _is_significant(bounds: Interval | None) -> bool:
+    """Whether the interval is known and excludes 0."""
+    return bounds is not None and (bounds.low > 0 or bounds.high < 0)
 
 
 _MORE = {

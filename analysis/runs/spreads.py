@@ -27,9 +27,9 @@ class RunSpreads:
         a traced step.
 
         `slowdown_us` is left out: it needs the cell of one device. Intervals come from the values
-        of each repeat as shares of the untraced step; none with too few steps. They end at 0, but
-        for the tracer's. A part that is 0 in every window has none: other cells' spread is not its
-        own.
+        of each repeat as shares of the untraced step, however many steps each traced. They end at
+        0, but for the tracer's. A part that is 0 in every window has none: other cells' spread is
+        not its own.
         """
         if (ledger := data.traced_ledger) is None:
             return None
@@ -46,10 +46,7 @@ class RunSpreads:
         step_us = stats.pooled_median(data.step_samples())
         if step_us is not None and ledger.traced_step_us is not None:
             ledger = replace(ledger, tracer_us=step_us - ledger.traced_step_us)
-        if (
-            step_us is None
-            or min(sum(map(len, data.step_samples())), ledger.steps) < stats.FEWEST_SAMPLES
-        ):
+        if step_us is None:
             return ledger
         return replace(ledger, intervals=self._intervals(data, ledger, step_us))
 

@@ -117,13 +117,16 @@ def test_estimates_and_the_reasons_for_their_errors() -> None:
 
 
 def repeats_that_differ(
-    cell: Cell, step_us: tuple[float, float], **columns: tuple[float, float]
+    cell: Cell,
+    step_us: tuple[float, float],
+    traced_steps: int = STEPS,
+    **columns: tuple[float, float],
 ) -> Job:
     """Two repeats, each with steps that are all alike; traced steps as long as untraced ones."""
     traced = [
         windows(
             cell,
-            STEPS,
+            traced_steps,
             1,
             step_us=step_us[repeat],
             **{name: pair[repeat] for name, pair in columns.items()},
@@ -181,6 +184,24 @@ def test_all_transfers_have_an_interval_of_their_repeats() -> None:
     assert bounds(row_next_to(several, {}), "transfer") == pytest.approx(
         (600 - 127.06, 600 + 127.06), rel=1e-4
     )
+
+
+def test_one_traced_step_per_repeat_gives_the_intervals_of_all_traced_means() -> None:
+    """Two repeats of a traced step each: ±12.706 x 2 of what is exposed, ±12.706 x 10 of transfers;
+    those of ±12.706 x 150 are wider than the step.
+    """
+
+    def row(transfer_us: tuple[float, float]) -> CellRow:
+        several = repeats_that_differ(
+            Cell(strategy="ddp", devices=2, batch_size=8), (1500.0, 1500.0), traced_steps=1,
+            exposed_us=(440.0, 444.0), compute_us=(1000.0, 1000.0), transfer_us=transfer_us,
+        )  # fmt: skip
+        return row_next_to(several, {})
+
+    known = row((590.0, 610.0))
+    assert bounds(known, "exposed") == pytest.approx((442 - 25.412, 442 + 25.412), rel=1e-4)
+    assert bounds(known, "transfer") == pytest.approx((600 - 127.06, 600 + 127.06), rel=1e-4)
+    assert bounds(row((450.0, 750.0)), "transfer") == (None, None)
 
 
 def test_exposed_communication_has_the_interval_of_its_only_part_next_to_any_strategy() -> None:

@@ -42,7 +42,8 @@ def test_communication_without_an_interval_is_marked_so_in_a_run() -> None:
     """Of one repeat; traces alone have none, so that nothing is marked there."""
     row = cell("ddp", 4, 32)
     timed = replace(row, ledger=replace(known(row.ledger), tracer_us=0.0))
-    assert "takes 20.0 (no interval) of the 100 ms" in said(verdict_on(timed), "cost")
+    shown = said(verdict_on(timed), "cost")
+    assert "takes 20.0 (no interval: 0 traced repeats, 2 are needed) of the 100 ms" in shown
     assert "no interval" not in said(verdict_on(row), "cost")
 
 

@@ -1,5 +1,6 @@
 """The shortcuts: their errors, and the largest reason from the ledger. Numbers by hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
     ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
     algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, traced_step_us=552e3, reasons={"ring_us": "no link is known"},
-    ring_rates=(RATE,), same_local_batch_low_us=230e3, same_local_batch_high_us=255e3,
+    ring_rates=(RATE,), same_local_batch_low_us=230e3, same_local_batch_high_us=255e3, slowdown_low_us=160e3,
+    slowdown_high_us=200e3,
 )  # fmt: skip
 ONE_AT_A_TIME: dict[str, Any] = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3}
 
@@ -47,8 +49,18 @@ def test_how_far_off_and_why() -> None:
 SLOWER = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.2e3)  # 4 ms exposed
 
 
-def why(idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER) -> str:
-    """The reason for an error that is the sum of the terms, within 0.1 ms."""
+def why(
+    idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER, **bounds: float | None
+) -> str:
+    """The reason for an error that is the sum of the terms, within 0.1 ms; intervals exclude 0
+    unless given.
+    """
+    significant = {
+        "added_idle_low_us": 1.0,
+        "added_idle_high_us": 99e3,
+        "added_tracer_low_us": math.copysign(1.0, tracer_us),
+        "added_tracer_high_us": math.copysign(1.0, tracer_us),
+    }
     error_us = (ledger.slowdown_us or 0.0) + (idle_us or 0.0) + tracer_us
     estimate_us = (ledger.exposed_us or 0.0) + error_us
     found, _ = lines(
@@ -58,6 +70,7 @@ def why(idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER) -> str
         same_local_batch_high_us=estimate_us + 100,
         added_idle_us=idle_us,
         added_tracer_us=tracer_us,
+        **(significant | bounds),
     )
     return found.partition(" measured: ")[2]
 
@@ -69,8 +82,12 @@ def why(idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER) -> str
         (17e3, 0.0, "devices are idle longer (17.0 ms)"),  # of 25.2 ms
         (0.0, 17e3, "traced steps do not show it (17.0 ms)"),
         (0.0, -25e3, "tracing adds time (25.0 ms)"),  # of -16.8 ms
-        (0.0, -2.8e3, "no single cause (compute +8.2, idle 0, unexplained -2.8)"),  # of 5.4 ms
-        (8e3, 8e3, "no single cause (compute +8.2, idle +8.0, unexplained +8.0)"),
+        (
+            0.0,
+            -2.8e3,
+            "no single significant cause (compute +8.2, idle 0, unexplained -2.8)",
+        ),  # of 5.4 ms
+        (8e3, 8e3, "no single significant cause (compute +8.2, idle +8.0, unexplained +8.0)"),
         (None, 0.0, "the cause is unknown"),
     ],
 )
@@ -84,7 +101,16 @@ def test_a_term_that_others_cancel_is_no_reason() -> None:
     """8.7 ms exposed, 12.0 estimated: 3.3 ms are no 41.6 ms of slower compute."""
     slower = Ledger(130e3, 100e3, 7.6e3, 1.1e3, 0.0, 21.3e3, slowdown_us=41.6e3)
     shown = why(8.5e3, -46.8e3, slower)
-    assert shown == "no single cause (compute +41.6, idle +8.5, unexplained -46.8)"
+    assert shown == "no single significant cause (compute +41.6, idle +8.5, unexplained -46.8)"
+
+
+@pytest.mark.parametrize(("low_us", "high_us"), [(-1.0, 17e3), (None, None)])
+def test_a_term_is_no_reason_unless_its_interval_excludes_0(
+    low_us: float | None, high_us: float | None
+) -> None:
+    """8.2 of 5.5 ms, which is the reason where its interval excludes 0."""
+    shown = why(0.0, -2.7e3, slowdown_low_us=low_us, slowdown_high_us=high_us)
+    assert shown == "no single significant cause (compute +8.2, idle 0, unexplained -2.7)"
 
 
 def test_without_an_interval_nothing_is_checked() -> None:
