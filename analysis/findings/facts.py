@@ -15,6 +15,8 @@ from dpscope.profiling.records.short_repr import short_repr
 
 QUESTIONS = {
     "which": "Which strategy?",
+    "accuracy": "Same accuracy?",
+    "speed": "How much faster?",
     "cost": "What does communication cost?",
     "shortcuts": "How accurate are the shortcuts?",
     "stopped": "What had not completed, and why?",

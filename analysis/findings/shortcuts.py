@@ -99,16 +99,18 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     the first, where its interval excludes 0 and the others, which may cancel it, are less than half
     of the error; else all.
     """
-    slowdown_us = row.ledger.slowdown_us if row.ledger is not None else None
-    idle_us = row.added_idle_us
-    unexplained_us = row.added_tracer_us
-    if slowdown_us is None or idle_us is None or unexplained_us is None:
-        return "the cause is unknown"
-    terms = {"compute": slowdown_us, "idle": idle_us, "unexplained": unexplained_us}
+    terms = {}
+    for name, column in _TERMS.items():
+        time_us = row.number(column)
+        if time_us is None:
+            return "the cause is unknown"
+        terms[name] = time_us
     sizes = {name: abs(time_us) for name, time_us in terms.items()}
     largest = max(sizes, key=lambda name: sizes[name])
     others_us = sum(sizes.values()) - sizes[largest]
-    if others_us > _MOST * abs(error_us) or not _is_significant(_bounds_of(row, largest)):
+    bounds = row.interval(_TERMS[largest])
+    is_significant = bounds is not None and bounds.excludes_zero
+    if others_us > _MOST * abs(error_us) or not is_significant:
         changes = ", ".join(f"{name} {scale.change(time_us)}" for name, time_us in terms.items())
         return f"no single significant cause ({changes})"
     cause = _LESS[largest]
@@ -119,16 +121,8 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     return f"{cause} ({scale.time(sizes[largest])})"
 
 
-def _bounds_of(row: CellRow, term: str) -> Interval | None:
-    columns = {"compute": "slowdown_us", "idle": "added_idle_us", "unexplained": "added_tracer_us"}
-    return row.interval(columns[term])
-
-
-def _is_significant(bounds: Interval | None) -> bool:
-    """Whether the interval is known and excludes 0."""
-    return bounds is not None and (bounds.low > 0 or bounds.high < 0)
-
-
+# of the added time: the columns of its terms after what is exposed
+_TERMS = {"compute": "slowdown_us", "idle": "added_idle_us", "unexplained": "added_tracer_us"}
 _MORE = {
     "compute": "compute runs slower",
     "idle": "devices are idle longer",

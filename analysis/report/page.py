@@ -40,8 +40,7 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?:[ =](?![-(])[\w./,:+-]*[\w/])
 class Page:
     """All that the template needs: `tables` by section and name, and `figures` by name.
 
-    Without a `verdict`, of trainings alone, the page opens with the `headline`, else with the
-    verdict, `first_tables` and the figures of the answers.
+    The page opens with the `verdict`, `first_tables` and the figures of the answers.
     """
 
     name: str
@@ -51,8 +50,7 @@ class Page:
     tables: Mapping[str, Mapping[str, TextTable]]
     figures: "Mapping[str, PageFigure]"
     measures: Mapping[str, str]
-    headline: str = ""
-    verdict: Verdict | None = None
+    verdict: Verdict
     first_tables: Mapping[str, TextTable] = field(default_factory=dict)
     timelines: Sequence[TimelineView] = ()  # the first is shown
     definitions: Sequence[tuple[str, str]] = ()

@@ -111,6 +111,7 @@ SECTIONS = (
         "comparison",
         "Accuracy and speed",
         "Did the faster strategies learn as well, and how long did each take to get there?",
+        about="accuracy",
         open=True,
     ),
     Section("checks", "basis", "Checks", "Can these numbers be trusted?"),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from dpscope.analysis.report.files import DEFAULT_FORMATS, write_with_figures
+from dpscope.analysis.findings.facts import Fact, Verdict, capital
+from dpscope.analysis.report.files import DEFAULT_FORMATS, facts_in_markdown, write_with_figures
 from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
 from dpscope.analysis.text.terminal import (
@@ -20,7 +21,7 @@ from dpscope.analysis.text.terminal import (
 )
 from dpscope.analysis.text.text_table import in_markdown, reasons, render, render_findings
 from dpscope.analysis.text.units import NA, show_moment
-from dpscope.analysis.training.answer import next_action, training_answer
+from dpscope.analysis.training.answer import next_actions, training_answer
 from dpscope.analysis.training.data import TrainingData, load_training
 from dpscope.analysis.training.findings import training_findings
 from dpscope.analysis.training.tables import training_csv, training_json, training_tables
@@ -31,6 +32,10 @@ from dpscope.profiling.store.shown_text import write_out
 
 if TYPE_CHECKING:
     from dpscope.analysis.figures.draw import PageFigure
+
+
+_ACCURACY = "test accuracy after the last epoch, medians over seeds; losses are in the table"
+_SPEED = "median training time of an epoch, loading included"
 
 
 def show_training(
@@ -46,7 +51,7 @@ def show_training(
     """
     data = load_training(folder, target_accuracy)
     findings = training_findings(data)
-    print_sentences(console, [training_answer(data), *next_action(findings)])
+    print_sentences(console, [fact.text for fact in training_verdict(data, findings).facts])
     shown = training_tables(data).values()
     for table in shown:
         print_table(console, table)
@@ -116,19 +121,21 @@ def _page_of(data: TrainingData) -> Path:
 def training_markdown(data: TrainingData) -> str:
     """Tables and findings as Markdown."""
     parts = [in_markdown(f"# Trainings: {data.folder.name}") + "\n"]
-    parts.append(in_markdown(training_answer(data)) + "\n")
+    findings = training_findings(data)
+    parts += [*facts_in_markdown(training_verdict(data, findings)), ""]
     parts += [render(table, "markdown") for table in training_tables(data).values()]
-    return "\n".join([*parts, render_findings(training_findings(data))])
+    return "\n".join([*parts, render_findings(findings)])
 
 
 def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Page:
     """The page's content."""
+    findings = training_findings(data)
     return Page(
         name=data.folder.name,
-        headline=training_answer(data),
+        verdict=training_verdict(data, findings),
         setting=_setting(data),
         environment=list(_facts(data.manifest)),
-        findings=training_findings(data),
+        findings=findings,
         tables={"learning": training_tables(data)},
         figures=figures,
         measures=LEARNING_MEASURES,
@@ -136,14 +143,35 @@ def training_page(data: TrainingData, figures: "Mapping[str, PageFigure]") -> Pa
     )
 
 
+def training_verdict(data: TrainingData, findings: Sequence[Finding]) -> Verdict:
+    """The answers about trainings, as facts."""
+    answer = training_answer(data)
+    cells = counted(len(data.trained), "cell")
+    setting = f"{cells} trained for {counted(data.planned_epochs, 'epoch')}"
+    lines = [line for line in (answer.accuracy, answer.others) if line]
+    facts = [Fact("accuracy", answer.label, tuple(lines), _ACCURACY)]
+    if answer.speed:
+        facts.append(Fact("speed", "SPEED", (answer.speed,), _SPEED))
+    actions = tuple(map(capital, next_actions(findings)))
+    if actions:
+        facts.append(Fact("next", "NEXT", actions, "what the findings ask for"))
+    return Verdict(setting, facts=tuple(facts))
+
+
 def _setting(data: TrainingData) -> str:
     if data.manifest is None:
         return f"{counted(data.planned_epochs, 'epoch')}; train.json does not contain model, data and machine."
-    manifest, config, workload = data.manifest, data.manifest.config, data.manifest.config.workload
+    manifest = data.manifest
+    config = manifest.config
+    workload = config.workload
+    learning_rate = config.optimizer.learning_rate
+    epochs = counted(config.epochs, "epoch")
+    seeds = counted(len(config.seeds), "seed")
+    torch_version = manifest.environment.torch_version
+    started = show_moment(manifest.created_at)
     return (
-        f"{workload.model}, {workload.data} data, amp {workload.amp}, SGD at {config.optimizer.learning_rate:g}, "
-        f"{counted(config.epochs, 'epoch')}, {counted(len(config.seeds), 'seed')}; {manifest.device_type}, "
-        f"torch {manifest.environment.torch_version}; started {show_moment(manifest.created_at)}."
+        f"{workload.model}, {workload.data} data, amp {workload.amp}, SGD at {learning_rate:g}, "
+        f"{epochs}, {seeds}; {manifest.device_type}, torch {torch_version}; started {started}."
     )
 
 

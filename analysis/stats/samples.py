@@ -76,6 +76,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the value differs from 0."""
+        return self.low > 0 or self.high < 0
+
     def half_width(self, value: float) -> float:
         """How far it reaches from its value, on the wider side: the lower end may be cut at 0."""
         return max(value - self.low, self.high - value)

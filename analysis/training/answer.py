@@ -1,10 +1,11 @@
-"""What trainings answer, in one line: do accuracy and loss stay the same, and is an epoch faster?"""
+"""What trainings answer: does accuracy stay the same, is an epoch faster, and what to do next?"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dpscope.analysis.stats.samples import Verdict
-from dpscope.analysis.text.units import NA, Unit, show
+from dpscope.analysis.text.units import Unit, show
 from dpscope.analysis.training.data import TrainedCell, TrainingData
 from dpscope.analysis.training.findings import speedup_text
 from dpscope.analysis.training.seed_statistics import (
@@ -12,7 +13,6 @@ from dpscope.analysis.training.seed_statistics import (
     CellDifference,
     differences,
     final_accuracy,
-    final_loss,
 )
 from dpscope.profiling.records.finding import Finding, counted
 
@@ -26,7 +26,25 @@ _ANSWERS: dict[Verdict, str] = {
 """Whether accuracy stays as it is on a single device; what matters most first."""
 
 
-def training_answer(data: TrainingData) -> str:
+@dataclass(frozen=True)
+class TrainingAnswer:
+    """`label`: one of _ANSWERS, or that nothing is compared. `accuracy` and `speed` are sentences;
+    `others` counts the cells with another label.
+    """
+
+    label: str
+    accuracy: str
+    speed: str = ""
+    others: str = ""
+
+    @property
+    def text(self) -> str:
+        """All in one line."""
+        first = f"{self.label}: {self.accuracy}"
+        return "; ".join(filter(None, (first, self.speed, self.others)))
+
+
+def training_answer(data: TrainingData) -> TrainingAnswer:
     """Of the cell without a variant whose verdict matters most; how many others have another one.
 
     Without a cell to compare with, the first accuracy.
@@ -40,43 +58,46 @@ def training_answer(data: TrainingData) -> str:
     order = list(_ANSWERS)
     # of equal verdicts the last cell's, the one with the most devices
     shown = min(reversed(plain), key=lambda difference: order.index(difference.verdict))
-    sides = f"{_final(cells[shown.cell])} and {_final(cells[shown.against])}"
-    accuracy = f"test accuracy of {sides} ({_seeds(shown)})"
-    answer = f"{_ANSWERS[shown.verdict]}: {accuracy}; {speedup_text(shown)}"
+    sides = f"{_final(cells[shown.cell])}, {_final(cells[shown.against])}"
+    accuracy = f"{sides} test accuracy: {_seeds(shown)}"
 
     others = Counter(_ANSWERS[other.verdict] for other in plain if other is not shown)
     more = [f"{count} more {word}" for word, count in others.items()]
-    return "; ".join([answer, *more])
+    return TrainingAnswer(
+        _ANSWERS[shown.verdict], accuracy, speedup_text(shown), others="; ".join(more)
+    )
 
 
-def _first_accuracy(data: TrainingData) -> str:
+def _first_accuracy(data: TrainingData) -> TrainingAnswer:
     """Of the first cell whose trainings are complete."""
     for cell in data.trained:
         accuracy = final_accuracy(cell).value
         if accuracy is not None:
             epochs = counted(data.planned_epochs, "epoch")
-            return f"{cell.name}: {accuracy:.2f}% test accuracy after {epochs}"
-    return "No training is complete yet."
+            only = f"{cell.name} {accuracy:.2f}% test accuracy after {epochs}"
+            return TrainingAnswer("ONE CELL", f"{only}; nothing to compare it with")
+    return TrainingAnswer("UNKNOWN", "no training is complete yet")
 
 
 def _final(cell: TrainedCell) -> str:
-    """Its accuracy and loss after the last epoch, medians over seeds."""
-    loss = final_loss(cell)
-    shown = NA if loss is None else f"{loss:.4f}"
-    return f"{cell.name} {show(final_accuracy(cell).value, _PERCENT)}%, loss {shown}"
+    """Its accuracy after the last epoch, the median over seeds."""
+    return f"{cell.name} {show(final_accuracy(cell).value, _PERCENT)}%"
 
 
 def _seeds(difference: CellDifference) -> str:
     """How many there are, and how many a judgement needs where these are too few."""
-    seeds = counted(difference.seeds, "seed")
+    seeds = f"{counted(difference.seeds, 'seed')} each"
     if difference.spread_points is None:
         seeds += f", {FEWEST_SEEDS} are needed"
     return seeds
 
 
-def next_action(findings: Sequence[Finding]) -> Iterator[str]:
-    """What the first error or warning asks for."""
-    for finding in findings:
-        if finding.severity != "info":
-            yield f"NEXT: {finding.next_step}"
-            return
+def next_actions(findings: Sequence[Finding]) -> list[str]:
+    """What the errors ask for; without one, what the warnings do. Each once, numbered if several."""
+    for severity in ("error", "warning"):
+        asked = {finding.next_step: None for finding in findings if finding.severity == severity}
+        if len(asked) > 1:
+            return [f"{number}. {step}" for number, step in enumerate(asked, 1)]
+        if asked:
+            return list(asked)
+    return []

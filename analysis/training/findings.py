@@ -73,7 +73,9 @@ def _still_learning(data: TrainingData) -> Iterator[Finding]:
         rise_points = last_rise_points(cell)
         if rise_points is not None and rise_points >= _STILL_LEARNING_POINTS:
             yield LearningCode.STILL_LEARNING.finding(
-                f"test accuracy rose by {rise_points:.1f} points in the last epoch", about=cell.name
+                f"test accuracy rose by {rise_points:.1f} points in the last epoch",
+                f"train for more epochs (--epochs {2 * data.planned_epochs})",
+                about=cell.name,
             )
 
 

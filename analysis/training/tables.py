@@ -245,7 +245,7 @@ def training_json(data: TrainingData) -> str:
     `findings`.
     """
     content = {
-        "answer": training_answer(data),
+        "answer": training_answer(data).text,
         "training": training_content(data),
         "findings": msgspec.to_builtins(training_findings(data)),
     }

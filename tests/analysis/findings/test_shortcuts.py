@@ -21,8 +21,8 @@ ROW = made_row(
     cell="ddp-d2-b8", strategy="ddp", devices=2, same_local_batch_us=242.9e3, added_idle_us=10e3, added_tracer_us=20.4e3,
     ring_us=41.5e3, ring_error_us=-38.1e3, ring_source="calibration", transfer_us=79.6e3, bytes_per_step=44.7e6,
     algbw_gb_per_s=44.7e6 / 41e3 / 1e3, hidden_us=0.0, traced_step_us=552e3, reasons={"ring_us": "no link is known"},
-    ring_rates=(RATE,), same_local_batch_low_us=230e3, same_local_batch_high_us=255e3, slowdown_low_us=160e3,
-    slowdown_high_us=200e3,
+    ring_rates=(RATE,), same_local_batch_low_us=230e3, same_local_batch_high_us=255e3, slowdown_us=180e3,
+    slowdown_low_us=160e3, slowdown_high_us=200e3,
 )  # fmt: skip
 ONE_AT_A_TIME: dict[str, Any] = {"algbw_gb_per_s": 44.7e6 / 79.6e3 / 1e3}
 
@@ -65,6 +65,7 @@ def why(
     estimate_us = (ledger.exposed_us or 0.0) + error_us
     found, _ = lines(
         ledger,
+        slowdown_us=ledger.slowdown_us,
         same_local_batch_us=estimate_us,
         same_local_batch_low_us=estimate_us - 100,
         same_local_batch_high_us=estimate_us + 100,

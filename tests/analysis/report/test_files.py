@@ -101,10 +101,14 @@ def test_trainings_leave_the_figures_of_a_measured_run(
 def test_trainings_of_too_few_seeds_are_undecided() -> None:
     """Two seeds of each cell, 25.00% and 41.67%: the median is 33.33%."""
     data = load_training(DATA / "trained_tiny")
-    page = training_page(data, {})
-    assert page.headline == (
-        "UNDECIDED: test accuracy of ddp-d2-b8 33.33%, loss 1.3717 and single-d1-b16 33.33%, loss 1.3730 "
-        "(2 seeds, 3 are needed); an epoch trains 1.27x as fast (4 epochs, no interval)"
+    accuracy, speed, following = training_page(data, {}).verdict.facts
+    assert accuracy.text == (
+        "UNDECIDED: ddp-d2-b8 33.33%, single-d1-b16 33.33% test accuracy: 2 seeds each, 3 are needed"
     )
-    assert json.loads(training_json(data))["answer"] == page.headline
-    assert page.headline in training_markdown(data)
+    assert speed.text == "SPEED: an epoch trains 1.27x as fast (4 epochs, no interval)"
+    assert following.lines == (
+        "Train for more epochs (--epochs 4)",
+        "Train with more seeds (--seeds 0,1,2)",
+    )
+    assert json.loads(training_json(data))["answer"] == f"{accuracy.text}; {speed.lines[0]}"
+    assert f"**UNDECIDED** {accuracy.lines[0]}" in training_markdown(data)

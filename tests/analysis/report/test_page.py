@@ -86,9 +86,7 @@ def test_the_page_escapes_text(example: Report) -> None:
     table = page.tables["numbers"]["time"]
     changed = replace(table, title=hostile, rows=((hostile,) * len(table.headings),))
     tables = {**page.tables, "numbers": {"time": changed}}
-    page = replace(
-        page, name=hostile, headline=hostile, setting=hostile, environment=((hostile, hostile),)
-    )
+    page = replace(page, name=hostile, setting=hostile, environment=((hostile, hostile),))
     text = pages.render_page(replace(page, findings=(finding,), timelines=(view,), tables=tables))
     assert hostile not in text
     assert text.count("&lt;script&gt;alert(1)") > 10
