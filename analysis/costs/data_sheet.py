@@ -47,7 +47,8 @@ class RingRate:
     # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
     description: str
     kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
-    measured_gb_per_s: float | None = None  # at the size of the fitted rate
+    fitted_bytes: int | None = None  # the size at which a fit gives the rate
+    measured_gb_per_s: float | None = None  # at that size
 
 
 def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
@@ -82,4 +83,4 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
         by = "with which the formula takes as long as"
     fitted = f"{rate:.3g} GB/s, {by} the calibration's fit at {show_bytes(fit.largest_bytes)}"
     description = f"{with_measured(fitted, measured)} (no link is known)"
-    return RingRate(rate, "calibration", description, kind, measured)
+    return RingRate(rate, "calibration", description, kind, fit.largest_bytes, measured)

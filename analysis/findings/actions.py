@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.cost import MOSTLY
-from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale, capital, percent, time
+from dpscope.analysis.findings.facts import (
+    TIMED,
+    TRACED,
+    Fact,
+    Scale,
+    capital,
+    numbered,
+    percent,
+    time,
+)
 from dpscope.analysis.findings.ledger_text import FEW_BYTES, fewer_messages, slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
 from dpscope.analysis.traces.ranks.lateness import LastRank, LateRank
@@ -140,9 +149,7 @@ def next_fact(rows: Sequence[CellRow], situation: Situation) -> Next:
     late = situation.late
     if late is not None and not late.significant:
         lines.append(f"Trace more steps to see whether rank {late.rank} is always late")
-    if len(lines) > 1:
-        lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
-    fact = replace(found.fact, lines=tuple(lines))
+    fact = replace(found.fact, lines=numbered(lines))
     return replace(found, fact=fact)
 
 

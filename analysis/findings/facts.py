@@ -184,6 +184,13 @@ def percent(share: float) -> str:
     return f"{share:.0%}"
 
 
+def numbered(lines: Sequence[str]) -> tuple[str, ...]:
+    """Each with its number, unless there is one alone."""
+    if len(lines) < 2:
+        return tuple(lines)
+    return tuple(f"{number}. {line}" for number, line in enumerate(lines, 1))
+
+
 def capital(text: str) -> str:
     """The text with its first letter in upper case."""
     return text[0].upper() + text[1:]

@@ -9,7 +9,7 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
-from dpscope.analysis.text.units import NA
+from dpscope.analysis.text.units import NA, show_bytes
 from dpscope.analysis.traces.ranks.job import Job
 
 _ADDED = FORMULAS["same_local_batch"]
@@ -159,15 +159,17 @@ def _ring(row: CellRow, data: Job) -> str:
 
 
 def _rates(row: CellRow, of_link: bool) -> str:
-    """The rates of the formula with their source; a fit with what was measured at its size."""
+    """The rates of the formula with their source; a fit with its size and what was measured there."""
     rates = _numbers(rate.gb_per_s for rate in row.ring_rates)
     if of_link:
         return f"the link's {rates} GB/s"
-    fitted = f"{rates} GB/s (calibration's fit"
+    sizes = [show_bytes(rate.fitted_bytes) for rate in row.ring_rates if rate.fitted_bytes]
+    at = " and ".join(dict.fromkeys(sizes))
+    fitted = f"{rates} GB/s (fit at {at}"
     measured = _numbers(rate.measured_gb_per_s for rate in row.ring_rates)
     if not measured:
         return f"{fitted})"
-    return f"{fitted}, {measured} measured)"
+    return f"{fitted}, {measured} measured there)"
 
 
 def _numbers(rates: Iterable[float | None]) -> str:

@@ -445,7 +445,7 @@ def _which(
     elif shown == "above":
         label = f"USE {name}"
         strategy = chosen.strategy
-        lines[0] = f"{where}: {gained}"
+        lines[0] = f"{where}, not one: {gained}"
         if gap is not None and _even(comparison, chosen, gap):
             label = f"USE DDP/{gap.dp_label}"
     elif not gain.estimators_agree:

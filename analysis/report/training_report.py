@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from dpscope.analysis.findings.facts import Fact, Verdict, capital
+from dpscope.analysis.findings.facts import Fact, Verdict, capital, numbered
 from dpscope.analysis.report.files import DEFAULT_FORMATS, facts_in_markdown, write_with_figures
 from dpscope.analysis.report.page import LEARNING_MEASURES, Page, render_page
 from dpscope.analysis.report.setting import versions
@@ -152,9 +152,9 @@ def training_verdict(data: TrainingData, findings: Sequence[Finding]) -> Verdict
     facts = [Fact("accuracy", answer.label, tuple(lines), _ACCURACY)]
     if answer.speed:
         facts.append(Fact("speed", "SPEED", (answer.speed,), _SPEED))
-    actions = tuple(map(capital, next_actions(findings)))
+    actions = [capital(step) for step in next_actions(findings)]
     if actions:
-        facts.append(Fact("next", "NEXT", actions, "what the findings ask for"))
+        facts.append(Fact("next", "NEXT", numbered(actions), "what the findings ask for"))
     return Verdict(setting, facts=tuple(facts))
 
 

@@ -93,11 +93,9 @@ def _seeds(difference: CellDifference) -> str:
 
 
 def next_actions(findings: Sequence[Finding]) -> list[str]:
-    """What the errors ask for; without one, what the warnings do. Each once, numbered if several."""
+    """What the errors ask for; without one, what the warnings do. Each once."""
     for severity in ("error", "warning"):
-        asked = {finding.next_step: None for finding in findings if finding.severity == severity}
-        if len(asked) > 1:
-            return [f"{number}. {step}" for number, step in enumerate(asked, 1)]
+        asked = [finding.next_step for finding in findings if finding.severity == severity]
         if asked:
-            return list(asked)
+            return list(dict.fromkeys(asked))
     return []

@@ -49,7 +49,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     )
     assert which(found) == ("USE DDP", "ddp")
     assert known(found.fact("which")).lines == (
-        "4 devices: 3.60x one device at the same batch per device (95% interval 3.40 to 3.80), 90% efficient",
+        "4 devices, not one: 3.60x one device at the same batch per device (95% interval 3.40 to 3.80), 90% efficient",
         "DP takes 1.30x DDP's step (1.20 to 1.40): slower",
     )
     even = verdict_on(DP, DDP, ratio=Estimate(1.05, 0.9953, 1.2, 60))

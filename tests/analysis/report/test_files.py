@@ -107,8 +107,8 @@ def test_trainings_of_too_few_seeds_are_undecided() -> None:
     )
     assert speed.text == "SPEED: an epoch trains 1.27x as fast (4 epochs, no interval)"
     assert following.lines == (
-        "Train for more epochs (--epochs 4)",
-        "Train with more seeds (--seeds 0,1,2)",
+        "1. Train for more epochs (--epochs 4)",
+        "2. Train with more seeds (--seeds 0,1,2)",
     )
     assert json.loads(training_json(data))["answer"] == f"{accuracy.text}; {speed.lines[0]}"
     assert f"**UNDECIDED** {accuracy.lines[0]}" in training_markdown(data)
