@@ -83,4 +83,11 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
         by = "with which the formula takes as long as"
     fitted = f"{rate:.3g} GB/s, {by} the calibration's fit at {show_bytes(fit.largest_bytes)}"
     description = f"{with_measured(fitted, measured)} (no link is known)"
-    return RingRate(rate, "calibration", description, kind, fit.largest_bytes, measured)
+    return RingRate(
+        rate,
+        "calibration",
+        description,
+        kind,
+        fitted_bytes=fit.largest_bytes,
+        measured_gb_per_s=measured,
+    )

@@ -2,10 +2,9 @@
 and reason of their errors.
 """
 
-from collections.abc import Iterable
-
 from dpscope.analysis.cells.estimated import FORMULAS
 from dpscope.analysis.cells.row import CellRow
+from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
@@ -110,9 +109,11 @@ def _why(row: CellRow, on_device: bool, error_us: float, scale: Scale) -> str:
     others_us = sum(sizes.values()) - sizes[largest]
     bounds = row.interval(_TERMS[largest])
     is_significant = bounds is not None and bounds.excludes_zero
-    if others_us > _MOST * abs(error_us) or not is_significant:
-        changes = ", ".join(f"{name} {scale.change(time_us)}" for name, time_us in terms.items())
-        return f"no single significant cause ({changes})"
+    is_alone = others_us <= _MOST * abs(error_us)
+    if not is_alone or not is_significant:
+        changes = [f"{name} {scale.change(time_us)}" for name, time_us in terms.items()]
+        listed = ", ".join(changes)
+        return f"no clear cause ({listed})"
     cause = _LESS[largest]
     if error_us > 0:
         cause = _MORE[largest]
@@ -141,8 +142,10 @@ def _ring(row: CellRow, data: Job) -> str:
         why = row.reasons.get("ring_us", NA)
         return f"ring formula gives no value: {why}"
     scale = Scale([row.traced_step_us])
-    of_link = row.text("ring_source") == "specification"
-    result = f"ring formula = {scale.time(ring_us)} at {_rates(row, of_link)}"
+    # each once: a link has one rate for all collectives
+    rates = dict.fromkeys(map(_rate_text, row.ring_rates))
+    at = " and ".join(rates)
+    result = f"ring formula = {scale.time(ring_us)} at {at}"
     transfer_us = row.transfer_us
     if transfer_us is None or row.ring_error_us is None:
         missing = row.reasons.get("ring_error_us", "ranks are missing")
@@ -153,29 +156,22 @@ def _ring(row: CellRow, data: Job) -> str:
     if judged == "agrees":
         return f"{result} agrees: {_TRANSFERS} {took} {scale.unit}"
     if judged is not None:
-        return f"{result}; {_TRANSFERS} {_with_interval(took, bounds, scale)}: {judged}"
+        noisy = _with_interval(took, bounds, scale)
+        return f"{result}; {_TRANSFERS} {noisy}: {judged}"
     error = _ring_error(row, data, transfer_us - ring_us, scale)
     return f"{result}; {_TRANSFERS} {took}{error}"
 
 
-def _rates(row: CellRow, of_link: bool) -> str:
-    """The rates of the formula with their source; a fit with its size and what was measured there."""
-    rates = _numbers(rate.gb_per_s for rate in row.ring_rates)
-    if of_link:
-        return f"the link's {rates} GB/s"
-    sizes = [show_bytes(rate.fitted_bytes) for rate in row.ring_rates if rate.fitted_bytes]
-    at = " and ".join(dict.fromkeys(sizes))
-    fitted = f"{rates} GB/s (fit at {at}"
-    measured = _numbers(rate.measured_gb_per_s for rate in row.ring_rates)
-    if not measured:
-        return f"{fitted})"
-    return f"{fitted}, {measured} measured there)"
-
-
-def _numbers(rates: Iterable[float | None]) -> str:
-    """The known ones, each once."""
-    shown = [f"{rate:.3g}" for rate in rates if rate is not None]
-    return " and ".join(dict.fromkeys(shown))
+def _rate_text(rate: RingRate) -> str:
+    """A rate of the formula with its source; a fit with its size and what was measured there."""
+    gb_per_s = f"{rate.gb_per_s:.3g} GB/s"
+    if rate.fitted_bytes is None:
+        return f"the link's {gb_per_s}"
+    size = show_bytes(rate.fitted_bytes)
+    if rate.measured_gb_per_s is None:
+        return f"{gb_per_s} (fit at {size})"
+    measured = f"{rate.measured_gb_per_s:.3g} measured there"
+    return f"{gb_per_s} (fit at {size}, {measured})"
 
 
 def _around(ring_us: float, transfer_us: float, bounds: Interval | None) -> Interval | None:
