@@ -89,7 +89,8 @@ class Report(Results):
         if self.run.recorded is None:
             return {}
         where, *limits = self.measured
-        doubts = "".join(f"; {fact.label}" for fact in self.verdict.limits)
+        labels = ", ".join(fact.label for fact in self.verdict.limits)
+        doubts = f" ({labels}: see the notes)" if labels else ""
         return {
             name: replace(
                 table, title=f"{table.title}: {where}{doubts}", notes=(*table.notes, *limits)

@@ -197,8 +197,8 @@ def _epoch_notes(report: Results) -> Iterator[str]:
     )
     if not whole:
         yield (
-            "epoch efficiency: the last step counts as a whole one, so it differs from that of the steps "
-            "on the first screen"
+            "epoch efficiency: the last step counts as a whole one, so it differs from the step efficiency "
+            "by at most one step"
         )
         yield f"steps of an epoch{_epoch_samples(report)}: {_epoch_lengths(report)}"
     yield from _input_path(report)

@@ -39,7 +39,7 @@ _SPECIAL = str.maketrans(
 )
 _TIMES = r"\d*[Tt]_[A-Za-z0-9](?:\([A-Za-z](?:/[A-Za-z])?\))?"  # such as T_1(G), t_N(b)
 _FORMULA = re.compile(
-    rf"(?<![\w$])(?:{_TIMES}(?:[-−+/×]{_TIMES})*(?:[-−+/×](?:[A-Z]|\d+)(?!\w))*|[bGN]=\d+|\d?\(N[-−]1\)(?:/N)?)(?!\w)"
+    rf"(?<![\w$])(?:{_TIMES}(?:[-−+/×]{_TIMES})*(?:[-−+/×](?:[A-Z]|\d+)(?!\w))*|[bGN](?:=\d+|[-−]1)?|\d?\(N[-−]1\)(?:/N)?)(?!\w)"
 )
 _MISSING = "--"
 _CODE = re.compile("`([^`]+)`")
@@ -93,7 +93,7 @@ def latex_table(
     below = []
     for note in notes:
         as_in_cells = note.replace(f"{NA} (", f"{_MISSING} (")
-        below.append(f"{in_latex(as_in_cells)}.")
+        below.append(in_latex(as_in_cells))
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",

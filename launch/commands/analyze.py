@@ -144,7 +144,9 @@ class AnalyzeRequest(Request):
     )
     output_format: OutputFormat = option("what to print", "--format", default="table")
     classic: bool = option(
-        "tables of epoch time, cost and bandwidth for a text", "--tables", default=False
+        "tables of epoch time, cost and bandwidth for a text, rounded (for programs: --format csv alone)",
+        "--tables",
+        default=False,
     )
     link: options.Link = None
     calibration: Path | None = option(

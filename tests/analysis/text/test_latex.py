@@ -15,6 +15,7 @@ from dpscope.analysis.text.latex import in_latex, latex_table
         ("speedup T_1(G)/T_N(G/N)", "speedup $T_1(G)/T_N(G/N)$"),
         ("ring, by T_N-T_1/N [GB/s]", "ring, by $T_N-T_1/N$ [GB/s]"),
         ("b=128", "$b=128$"),
+        ("N b = G, N-1, GB, 2 N", "$N$ $b$ = $G$, $N-1$, GB, 2 $N$"),
         ("-0.521", "$-0.521$"),
         ("a_b & 5% of #1", r"a\_b \& 5\% of \#1"),
         ("ddp-d2-b128", "ddp-d2-b128"),
@@ -44,6 +45,6 @@ def test_a_table_has_rules_label_and_notes() -> None:
     assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\bottomrule"]
     assert r"single & 8 & 1.50 & -- & by eye \\" in lines  # what is missing is a dash
     assert r"{[}ddp] & 8 & $-0.5$ & 1.8 & -- \\" in lines
-    assert "b: batch per device.\\par" in lines
+    assert "$b$: batch per device\\par" in lines
     assert WIDE.count(r"\begin") == WIDE.count(r"\end") == 3
     assert not re.search(r"\\\\\s*\[", WIDE)
