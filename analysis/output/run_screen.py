@@ -212,20 +212,20 @@ def print_run(
 
 def print_summary(console: Console, report: PrintedReport, page: Path | None) -> None:
     """The first screen, at most MOST_LINES at 80 columns: the facts, the steps of the cells that
-    they are about, errors, and where the rest is.
+    they are about, errors that no limit states, and where the rest is.
     """
     # other notes are with the whole table: the first screen has no line for them
     rows = tuple(row for row in report.summary.rows if row[0] in report.first_cells)
     below = len(rows) + len(report.first_notes) + _LINES_AROUND_ROWS
-    console.print(fact_grid(_within(report.verdict, MOST_LINES - below, console)))
+    verdict = _within(report.verdict, MOST_LINES - below, console)
+    console.print(fact_grid(verdict))
     print_table(console, replace(report.summary, rows=rows, notes=report.first_notes))
-    errors = [finding for finding in report.findings if finding.severity == "error"]
+    stated = {line for limit in verdict.limits for line in limit.lines}
+    unstated = [finding for finding in report.findings if finding.message not in stated]
+    errors = [finding for finding in unstated if finding.severity == "error"]
     if errors:
         print_findings(console, errors)
-    left = {
-        "finding": len(report.findings) - len(errors),
-        "cell": len(report.summary.rows) - len(rows),
-    }
+    left = {"finding": len(unstated) - len(errors), "cell": len(report.summary.rows) - len(rows)}
     more = [counted(count, f"more {noun}") for noun, count in left.items() if count]
     if more:
         console.print(f"{', '.join(more)}: --verbose", highlight=False)

@@ -76,6 +76,23 @@ def test_everything_gives_reasons_for_printed_columns_and_keeps_names_whole() ->
 
 
 @pytest.mark.long
+def test_a_cut_trace_is_stated_once_on_the_screen_and_no_other_error_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
+    monkeypatch.chdir(tmp_path)
+    trace = Path("run_cpu/cells/ddp-d2-b128/repeat1/traces/0_1.pt.trace.json.gz")
+    trace.write_bytes(trace.read_bytes()[:5000])
+    report = report_of(Path("run_cpu"), Targets()).printed
+    screen = " ".join(" ".join(shown(report)).split())
+    assert screen.count("rank 1's trace of repeat 1 is cut short") == 1
+    assert screen.count(f"Copy {trace.relative_to('run_cpu')} again") == 1
+    failed = RunCode.CELL_FAILED.finding("out of memory", about="ddp-d2-b128")
+    with_failure = replace(report, findings=(*report.findings, failed))
+    assert "error ddp-d2-b128: out of memory" in "".join(shown(with_failure))
+
+
+@pytest.mark.long
 def test_a_run_that_everything_limits_fits_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
