@@ -49,13 +49,11 @@ def test_how_far_off_and_why() -> None:
 SLOWER = Ledger(38e3, 30e3, 1.5e3, 1.5e3, 1e3, 4e3, slowdown_us=8.2e3)  # 4 ms exposed
 
 
-def why(
-    idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER, **bounds: float | None
-) -> str:
+def why(idle_us: float | None, tracer_us: float, ledger: Ledger = SLOWER, **bounds: Any) -> str:
     """The reason for an error that is the sum of the terms, within 0.1 ms; intervals exclude 0
     unless given.
     """
-    significant = {
+    significant: dict[str, Any] = {
         "added_idle_low_us": 1.0,
         "added_idle_high_us": 99e3,
         "added_tracer_low_us": math.copysign(1.0, tracer_us),
