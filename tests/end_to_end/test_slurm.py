@@ -78,10 +78,13 @@ def submit(
 def test_a_training_that_is_requeued_in_the_middle_goes_on(
     cluster: Cluster, commands: Path, tmp_path: Path
 ) -> None:
+    """An epoch is three steps and a test. The model hangs in the seventh forward pass of a process,
+    in the second epoch: the second start, with an epoch left, has no seventh.
+    """
     out = tmp_path / "run"
     options = words(
-        "--device cpu --strategy ddp --devices 2x1 --model tiny_models:slow --data fake "
-        "--batch-size 4 --samples 120 --epochs 2 --timeout 200"
+        "--device cpu --strategy ddp --devices 2x1 --model tiny_models:hanging --data fake "
+        "--batch-size 4 --samples 12 --epochs 2 --workers 0 --timeout 100"
     )
     job, output = submit(cluster, commands, "preemptible_training.sbatch", out, *options)
     saved = out / "training" / "ddp-d2-n2-b2" / "seed0" / "epochs.json"
