@@ -37,7 +37,8 @@ from tests.helpers.paths import ROOT
 _IMPORTED = (
     *("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"),
     *("dpscope.analysis.output.run_screen", "dpscope.analysis.report.build"),
-    "dpscope.analysis.figures.draw",
+    *("dpscope.analysis.figures.draw", "dpscope.launch.learning.train"),
+    "dpscope.launch.measuring.cell",
 )
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
@@ -108,7 +109,7 @@ def main() -> None:
 
 
 def _import_for_commands() -> None:
-    """What torchrun and the commands that make a report import."""
+    """What torchrun, workers and the commands that make a report import."""
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.freeze()
