@@ -84,7 +84,7 @@ def test_a_sweep_killed_as_its_worker_starts_leaves_nothing(tmp_path: Path) -> N
     time.sleep(random.uniform(0, 0.1))
     running.kill()
     running.wait()
-    wait_until(lambda: processes_of(out) == [], timeout_s=3)
+    wait_until(lambda: processes_of(out) == [], timeout_s=15)
 
 
 def test_a_termination_is_recorded_and_ends_the_job(tmp_path: Path) -> None:
