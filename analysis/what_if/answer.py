@@ -21,7 +21,7 @@ from dpscope.analysis.text.units import Unit, sentence, show
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
 from dpscope.analysis.what_if.inputs import setting_of
-from dpscope.analysis.what_if.predict import predict
+from dpscope.analysis.what_if.predict import predict, same_buckets
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
 from dpscope.profiling.records.finding import counted, grouped
@@ -34,6 +34,7 @@ class Predicted(NamedTuple):
     words: Mapping[str, str]
     prediction: Prediction
     is_base: bool = False  # the scenario differs in nothing from what was measured
+    same: tuple[str, ...] = ()  # why it does not, where its options do
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
@@ -70,8 +71,31 @@ def _named(scenarios: Sequence[Mapping[str, str]]) -> str:
     return " with ".join(lists)
 
 
+_MOST_CHANGES = 8
+_UNSEEN_US = 50.0  # less than the last printed digit
 _MS = Unit("ms", 1e3, 1)
 _SHORT_MS = Unit("ms", 1e3, 2)
+
+
+def _change(predicted: Predicted, base_us: float) -> str:
+    """How much shorter or longer a step is than the base's, and whether that can be told."""
+    prediction = predicted.prediction
+    change_us = prediction.change_us or 0.0
+    low_us = prediction.change_low_us or 0.0
+    high_us = prediction.change_high_us or 0.0
+    longer = "longer" if change_us > 0 else "shorter"
+    percent = 100 * abs(change_us) / base_us
+    by = f"{show(abs(change_us), _MS)} ms {longer} ({percent:.1f}%)"
+    if abs(change_us) < _UNSEEN_US:
+        by = "unchanged"
+    line = f"{_named([predicted.words])}: {by}; {_signed(low_us)} to {_signed(high_us)} ms"
+    if low_us <= 0 <= high_us:
+        return f"{line}: within the error, cannot be told apart from no change."
+    return f"{line}."
+
+
+def _signed(time_us: float) -> str:
+    return f"{time_us / 1e3:+.1f}"
 
 
 @dataclass(frozen=True)
@@ -103,13 +127,11 @@ class RunAnswer:
     @property
     def as_base(self) -> list[str]:
         """The scenarios that have no row, as they are the first one."""
-        if self.hint is not None:
-            return []
+        stated = [each for each in self.predictions if each.is_base and each.words]
         lines = []
-        for predicted in self.predictions:
-            if predicted.is_base:
-                options = _named([predicted.words])
-                lines.append(f"As measured: {options}.")
+        for same, words in grouped((each.same, each.words) for each in stated).items():
+            facts = ": ".join([_named(words), *same])
+            lines.append(f"As measured: {facts}.")
         return lines
 
     @property
@@ -131,8 +153,15 @@ class RunAnswer:
     @property
     def limits(self) -> list[str]:
         """What makes predictions too good, a line each."""
-        limits = ((prediction.limit, prediction.devices) for _, prediction, _ in self.predictions)
+        limits = ((prediction.limit, prediction.devices) for _, prediction, *_ in self.predictions)
         return _by_text(limits, self.predicted_counts)
+
+    @property
+    def changes(self) -> list[str]:
+        """Whether each scenario helps, a line each, of as many as one looks at."""
+        shown = [each for each in self.known if not each.is_base]
+        base_us = self.question.base.step_us
+        return [_change(each, base_us) for each in shown[:_MOST_CHANGES]]
 
     @cached_property
     def known(self) -> list[Predicted]:
@@ -164,7 +193,7 @@ class RunAnswer:
         The longest step of the band is the lowest efficiency.
         """
         predicted = []
-        for _, prediction, _ in self.predictions:
+        for _, prediction, *_ in self.predictions:
             efficiency = prediction.efficiency
             if efficiency is not None and prediction.high_us and prediction.low_us:
                 alone_us = efficiency * (prediction.step_us or 0.0)
@@ -199,7 +228,7 @@ class RunAnswer:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
         base = self.question.base
         predictions = []
-        for words, prediction, _ in self.predictions:
+        for words, prediction, *_ in self.predictions:
             content = asdict(prediction)
             content["scenario"] = words
             predictions.append(content)
@@ -234,7 +263,10 @@ def run_answer(
     for words, scenario in requested:
         prediction = predict(base, scenario, question.costs)
         is_base = prediction.reason is None and setting_of(base, scenario) == base.setting
-        predicted.append(Predicted(words, prediction, is_base))
+        same = ()
+        if is_base:
+            same = same_buckets(base, scenario)
+        predicted.append(Predicted(words, prediction, is_base, same))
     return RunAnswer(question, own, tuple(predicted))
 
 
@@ -270,6 +302,7 @@ _EXPOSED = "Predicted communication that compute does not hide"
 _LOW = "Lower end of the band that is expected to hold the true value in nine cases of ten"
 _HIGH = "Its upper end"
 _STEP = "Predicted: the measured step plus what the replay adds to it"
+_CHANGE = "The predicted step less the base's"
 _EFFICIENCY = "The step on one device divided by the predicted one, at the same batch per device"
 
 
@@ -290,13 +323,12 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("step", "prediction.step_us", _MS, _STEP),
         Field("low", "prediction.low_us", _MS, _LOW, column="low_us"),
         Field("high", "prediction.high_us", _MS, _HIGH, column="high_us"),
+        Field("change", "prediction.change_us", _MS, _CHANGE),
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
         Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
     ]
     basis = (
-        (clause, prediction.devices)
-        for _, prediction, _ in rows
-        for clause in (prediction.rests_on or "").split("; ")
+        (clause, prediction.devices) for _, prediction, *_ in rows for clause in prediction.rests_on
     )
     notes = [*answer.refusals, *facts(answer), *_by_text(basis, answer.predicted_counts)]
     title = "Predicted steps"

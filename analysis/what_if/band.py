@@ -7,6 +7,7 @@ interval; the distance in devices; another batch. They are independent, so their
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dpscope.analysis.stats.left_out import half_band_beyond
 from dpscope.analysis.what_if.inputs import Inputs
@@ -72,13 +73,27 @@ def by_costs(parts: Sequence[Parts]) -> float:
     return max(sum(of_profile["costs"]) for of_profile in parts)
 
 
-def half_band(
+class Band(NamedTuple):
+    """Half of it below and above, in logarithms."""
+
+    below: float
+    above: float
+
+    def around(self, value: float) -> tuple[float, float]:
+        return value * math.exp(-self.below), value * math.exp(self.above)
+
+    def joined(self, half: float) -> "Band":
+        """With another part, independent of it."""
+        return Band(math.hypot(self.below, half), math.hypot(self.above, half))
+
+
+def band_of_change(
     base: Base, setting: Setting, parts: Sequence[Parts], exposed_share: float, times_largest: float
-) -> tuple[float, float]:
-    """Half the band below and above; `times_largest` is the requested count over the largest
-    measured one.
+) -> Band:
+    """Without the method's error; `times_largest` is the requested count over the largest measured
+    one.
     """
-    alike = [_repeats_and_method(base, setting)]
+    alike = []
     # less of what compute hides
     distance = half_band_beyond(times_largest)
     hidden_share = max(0.0, 1 - 4 * exposed_share)
@@ -90,10 +105,17 @@ def half_band(
         halves = [of_profile[name] for of_profile in parts]
         below.append(max(half for half, _ in halves))
         above.append(max(half for _, half in halves))
-    return math.hypot(*below), math.hypot(*above)
+    return Band(math.hypot(*below), math.hypot(*above))
 
 
-def _repeats_and_method(base: Base, setting: Setting) -> float:
+def method_error(base: Base) -> float:
+    """Half a band of the method itself, of which the base's repeats are no part."""
+    if base.method_error is None:
+        return ASSUMED_ERROR
+    return base.method_error
+
+
+def repeats_and_method(base: Base, setting: Setting) -> float:
     """Of the base's own step its repeats alone. The repeats' noise is in the errors on own cells,
     too: the larger counts.
     """

@@ -74,19 +74,45 @@ def setting_of(base: Base, scenario: Scenario) -> Setting:
             raise Missing(
                 f"{samples} cannot be cut into {accumulate} equal micro-batches: give a multiple of {accumulate}"
             )
-    cap_mib = base.bucketing.cap_mib
-    if scenario.bucket_mb is not None:
-        cap_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb
-    overlap = base.bucketing.overlap if scenario.overlap is None else scenario.overlap
+    bucketing = stated_bucketing(base, scenario)
+    if _cuts_alike(base, bucketing):
+        bucketing = base.bucketing
     return Setting(
         place=place_of(base, scenario),
         micro_batch=micro_batch,
-        bucketing=Bucketing(cap_mib, overlap),
+        bucketing=bucketing,
         hook=scenario.hook or base.hook,
         accumulate=accumulate,
         links=scenario.links,
         on_time=scenario.on_time,
     )
+
+
+def stated_bucketing(base: Base, scenario: Scenario) -> Bucketing:
+    """The scenario's own, with the base's where it states none."""
+    cap_mib = base.bucketing.cap_mib
+    if scenario.bucket_mb is not None:
+        cap_mib = None if isinstance(scenario.bucket_mb, str) else scenario.bucket_mb
+    overlap = base.bucketing.overlap if scenario.overlap is None else scenario.overlap
+    return Bucketing(cap_mib, overlap)
+
+
+def _cuts_alike(base: Base, bucketing: Bucketing) -> bool:
+    """Whether it makes the base's own buckets, so that nothing changes."""
+    for profile in base.profiles:
+        sizes_bytes = _model_bytes(base, profile).tolist()
+        ends = bucket_ends(sizes_bytes, bucketing)
+        if tuple(ends) != profile.bucket_ends:
+            return False
+    return True
+
+
+def _model_bytes(base: Base, profile: StepProfile) -> Floats:
+    """Of each gradient, as DDP cuts them into buckets."""
+    gradients = profile.gradients
+    if gradients.known == INTERPOLATED:  # between what the base's hook let through
+        return gradients.bytes / HOOK_FACTORS.get(base.hook, 1.0)
+    return gradients.bytes
 
 
 def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) -> Inputs:
@@ -172,9 +198,7 @@ def _buckets(base: Base, profile: StepProfile, setting: Setting) -> _Buckets:
 def _cut(base: Base, profile: StepProfile, bucketing: Bucketing, factor: float) -> _Buckets:
     """The gradients in buckets; `factor` is the hook's, of the bytes."""
     gradients = profile.gradients
-    model_bytes = gradients.bytes
-    if gradients.known == INTERPOLATED:  # between what the base's hook let through
-        model_bytes = model_bytes / HOOK_FACTORS.get(base.hook, 1.0)
+    model_bytes = _model_bytes(base, profile)
     ends = profile.bucket_ends
     if bucketing != base.bucketing:
         ends = tuple(bucket_ends(model_bytes.tolist(), bucketing))

@@ -13,18 +13,26 @@ from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.left_out import FARTHEST
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes
-from dpscope.analysis.what_if.band import WIDEST, Parts, by_costs, half_band, replay_parts
-from dpscope.analysis.what_if.inputs import batch_basis, inputs_of, place_of, setting_of
+from dpscope.analysis.what_if.band import (
+    WIDEST,
+    Parts,
+    band_of_change,
+    by_costs,
+    method_error,
+    repeats_and_method,
+    replay_parts,
+)
+from dpscope.analysis.what_if.inputs import (
+    batch_basis,
+    inputs_of,
+    place_of,
+    setting_of,
+    stated_bucketing,
+)
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
-from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Prediction, Scenario, Setting
-from dpscope.analysis.what_if.step_profile import (
-    HOOK_FACTORS,
-    Bucketing,
-    StepProfile,
-    bucket_ends,
-    not_reproduced,
-)
+from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario, Setting
+from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE
 
@@ -41,7 +49,8 @@ class _Change:
     """A scenario replayed on one of the base's profiles: what it makes of the base's step."""
 
     step_us: float
-    exposed_us: float
+    exposed_us: float  # of the replay
+    left_us: float  # what computing leaves of the step
     unsure: Parts
     basis: tuple[str, ...]
     contradiction: float
@@ -68,7 +77,8 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
         changes = _changes(base, setting, costs)
-        return _joined(base, setting, costs, unanswered, changes)
+        known = _joined(base, setting, costs, unanswered, changes)
+        return replace(known, rests_on=(*known.rests_on, *same_buckets(base, scenario)))
     except Missing as unknown:
         return replace(unanswered, reason=str(unknown))
 
@@ -90,9 +100,6 @@ def _check(base: Base, setting: Setting) -> None:
         raise Missing(
             f"{times} the largest measured count ({base.largest}); the limit is {FARTHEST:g}x: measure {nearer} first"
         )
-    bound = _host_bound(base)
-    if setting.links != AS_MEASURED and bound is not None:
-        raise Missing(bound)
 
 
 def _host_bound(base: Base) -> str | None:
@@ -102,8 +109,8 @@ def _host_bound(base: Base) -> str | None:
         return None
     percent = 100 * share
     return (
-        f"the CPU bounds this step: the GPU waits for launches in {percent:.0f}% of it, which hides what links, buckets "
-        "and hooks change: less exposed communication does not shorten it; first trace a larger batch, or use torch.compile"
+        f"the CPU bounds this step: the GPU waits for launches in {percent:.0f}% of it, which hides what is changed on the "
+        "GPU and its links: trace a larger batch, or use torch.compile"
     )
 
 
@@ -249,6 +256,14 @@ def _mean_step_us(changes: Sequence[_Change]) -> float:
     return fmean(change.step_us for change in changes)
 
 
+def _exposed_us(changes: Sequence[_Change]) -> float:
+    """At most what computing leaves, as the base's own: of their means, so that a scenario without
+    any effect has the base's."""
+    exposed_us = fmean(change.exposed_us for change in changes)
+    left_us = fmean(change.left_us for change in changes)
+    return max(0.0, min(exposed_us, left_us))
+
+
 def _replayed(
     base: Base, measured: StepProfile, profile: StepProfile, setting: Setting, costs: Costs
 ) -> _Change:
@@ -263,11 +278,10 @@ def _replayed(
     measured_us = base.left_us
     if measured_us is None or setting.on_time is not None:
         measured_us = now.exposed_us
-    exposed_us = measured_us + then.exposed_us - now.exposed_us
-    left_us = max(0.0, step_us - inputs.prepared.computing_us(inputs.conditions.passes))
     return _Change(
         step_us=step_us,
-        exposed_us=min(max(0.0, exposed_us), left_us),
+        exposed_us=measured_us + then.exposed_us - now.exposed_us,
+        left_us=step_us - inputs.prepared.computing_us(inputs.conditions.passes),
         unsure=replay_parts(base, measured, inputs, then, step_us),
         basis=inputs.basis,
         contradiction=inputs.contradiction,
@@ -281,7 +295,7 @@ def _joined(
     """The mean over the profiles, with its band; raises Missing where costs leave it too wide."""
     disagreement = _disagreement([change.contradiction for change in changes])
     step_us = _mean_step_us(changes)
-    exposed_us = fmean(change.exposed_us for change in changes)
+    exposed_us = _exposed_us(changes)
     noise = changes[0].noise
     basis = [*changes[0].basis, *disagreement, *noise]
     if unanswered.devices == 1:
@@ -290,13 +304,11 @@ def _joined(
         exposed_us = 0.0
         basis = [alone_basis]
 
-    exposed_shares = [change.exposed_us / change.step_us for change in changes]
-    exposed_share = max(exposed_shares)
     unsure = [change.unsure for change in changes]
     times_largest = unanswered.devices / base.largest
-    below, above = half_band(base, setting, unsure, exposed_share, times_largest)
-    low_us = step_us * math.exp(-below)
-    high_us = step_us * math.exp(above)
+    shared = band_of_change(base, setting, unsure, exposed_us / step_us, times_largest)
+    low_us, high_us = shared.joined(repeats_and_method(base, setting)).around(step_us)
+    shortest_us, longest_us = shared.joined(method_error(base)).around(step_us)
     open_by_costs = math.exp(by_costs(unsure))
     if setting != base.setting and open_by_costs > WIDEST:
         band = _too_wide(low_us, high_us)
@@ -309,15 +321,17 @@ def _joined(
         efficiency = _efficiency(base, setting, step_us)
     except Missing as unknown:
         basis.append(f"no efficiency: {unknown}")
-    rests_on = "; ".join(basis)
     return replace(
         unanswered,
         step_us=step_us,
         low_us=low_us,
         high_us=high_us,
+        change_us=step_us - base.step_us,
+        change_low_us=shortest_us - base.step_us,
+        change_high_us=longest_us - base.step_us,
         exposed_us=exposed_us,
         efficiency=efficiency,
-        rests_on=rests_on or f"the replay of {base.name}",
+        rests_on=tuple(filter(None, basis)) or (f"the replay of {base.name}",),
         limit=_core_limit(base, setting.place) or _host_bound(base),
     )
 
@@ -416,16 +430,15 @@ def _core_limit(base: Base, place: Place) -> str | None:
     return f"too optimistic for {host}: each process is predicted with as many as now"
 
 
-def _same_buckets(base: Base, bucketing: Bucketing) -> bool:
-    """Whether another cap cuts the gradients as the base's does."""
-    if bucketing.cap_mib == base.bucketing.cap_mib:
-        return False
-    for profile in base.profiles:
-        sizes_bytes = profile.gradients.bytes.tolist()
-        ends = bucket_ends(sizes_bytes, bucketing)
-        if tuple(ends) != profile.bucket_ends:
-            return False
-    return True
+def same_buckets(base: Base, scenario: Scenario) -> tuple[str, ...]:
+    """That the gradients stay in the base's buckets, although the scenario states others."""
+    stated = stated_bucketing(base, scenario)
+    used = setting_of(base, scenario).bucketing
+    if stated == used:
+        return ()
+    size = show_bytes(base.profiles[0].gradients.total_bytes)
+    buckets = counted(len(base.profiles[0].bucket_ends), "bucket")
+    return (f"all gradients ({size}) stay in {buckets}",)
 
 
 def _rests_on(base: Base, setting: Setting) -> list[str]:
@@ -436,10 +449,6 @@ def _rests_on(base: Base, setting: Setting) -> list[str]:
     if left:
         full_nodes = counted(place.devices // place.per_node, "node")
         clauses.append(f"layout: {full_nodes} of {place.per_node} devices and one of {left}")
-    if _same_buckets(base, setting.bucketing):
-        size = show_bytes(base.profiles[0].gradients.total_bytes)
-        buckets = counted(len(base.profiles[0].bucket_ends), "bucket")
-        clauses.append(f"all gradients ({size}) stay in {buckets}: this cap changes nothing")
     samples = setting.micro_batch
     if samples is not None and samples != base.setting.micro_batch:
         clauses.append(batch_basis(base, samples))

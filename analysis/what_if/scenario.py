@@ -192,8 +192,12 @@ class Prediction:
     step_us: float | None = None
     low_us: float | None = None
     high_us: float | None = None
+    # the step less the base's, whose own repeats it shares
+    change_us: float | None = None
+    change_low_us: float | None = None
+    change_high_us: float | None = None
     exposed_us: float | None = None
     efficiency: float | None = None
-    rests_on: str | None = None
+    rests_on: tuple[str, ...] = ()
     limit: str | None = None
     reason: str | None = None

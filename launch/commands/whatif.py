@@ -122,8 +122,6 @@ def whatif(request: WhatIfRequest) -> None:
         answered = answer.run_answer(
             question, errors, scenario_options.placed(question.base, scenarios)
         )
-    if answered.hint is not None and any(requested.values()):
-        raise DpscopeError(answered.hint)
     if request.output_format == "json":
         write_out(answered.as_json() + "\n")
     else:
@@ -140,11 +138,17 @@ def _print(console: "Console", answered: "RunAnswer") -> None:
     """What has no prediction, the base and what limits it, the tables, what they rest on."""
     from dpscope.analysis.text.terminal import print_notes, print_sentences, print_table
 
-    first = [*answered.refusals, answered.base_line, *answered.limits]
+    first = [
+        *answered.changes,
+        *answered.refusals,
+        answered.base_line,
+        *answered.limits,
+        *answered.as_base,
+    ]
     if answered.hint is not None:
         first.append(answered.hint)
     print_sentences(console, first)
-    if not answered.known:
+    if answered.hint is not None or not answered.known:
         return
     notes: tuple[str, ...] = ()
     for name, table in answered.tables.items():

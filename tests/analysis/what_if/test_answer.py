@@ -131,13 +131,33 @@ def test_the_first_row_is_the_measured_base() -> None:
     ]
     answer = run_answer(Question(BASE, COSTS), CellErrors(()), scenarios)
     base, changed = answer.tables["what_if"].rows
-    assert list(base) == ["2", "1", "4", "as measured", "0.2", "NA", "NA", "0.0", "91.3"]
+    assert list(base) == ["2", "1", "4", "as measured", "0.2", "NA", "NA", "NA", "0.0", "91.3"]
     assert changed[3] == "fp16"
     assert answer.hint is None
     frame = answer.tables["what_if"].frame()
     assert np.isnan(frame["low_us"][0])
     prediction = answer.predictions[0].prediction
     assert (frame["low_us"][1], frame["high_us"][1]) == (prediction.low_us, prediction.high_us)
+
+
+def test_first_it_is_said_whether_a_change_can_be_told_apart_from_none() -> None:
+    """Of 230 ms 10 less, and 50 more: the method's 4% below 220, and more above 280, are the ends."""
+    slow = replace(BASE, step_us=230e3)
+    base_ms = 230.0
+    fp16 = Prediction(2, 1, 4, 220e3, change_us=-10e3, change_low_us=-19e3, change_high_us=1e3)
+    far = Prediction(4, 1, 4, 280e3, change_us=50e3, change_low_us=30e3, change_high_us=60e3)
+    rows = (
+        Predicted({"comm_hook": "fp16"}, fp16),
+        Predicted({"devices": "4"}, far),
+        Predicted({"devices": "8"}, replace(far, change_us=0.0, change_low_us=-1e3)),
+    )
+    unsure, longer, unchanged = RunAnswer(Question(slow, COSTS), CellErrors(()), rows).changes
+    assert unsure == (
+        "--comm-hook fp16: 10.0 ms shorter (4.3%); -19.0 to +1.0 ms: within the error, cannot be "
+        "told apart from no change."
+    )
+    assert longer == f"--devices 4: 50.0 ms longer ({5000 / base_ms:.1f}%); +30.0 to +60.0 ms."
+    assert unchanged.startswith("--devices 8: unchanged; -1.0 to +60.0 ms: within the error")
 
 
 def test_a_question_without_a_scenario_is_answered_with_what_to_give() -> None:

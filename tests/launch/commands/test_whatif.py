@@ -49,8 +49,8 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
 
 def contradiction(prediction: Any) -> str:
     """What the run's own all-reduces took over their costs."""
-    text = prediction["rests_on"] or prediction["reason"]
-    (clause,) = (part for part in text.split("; ") if "own all-reduces took" in part)
+    parts = prediction["rests_on"] or prediction["reason"].split("; ")
+    (clause,) = (part for part in parts if "own all-reduces took" in part)
     return str(clause)
 
 
@@ -102,14 +102,13 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert "give every rank's trace" in printed(A100, "--devices", "4")
     assert text.index("The CPU bounds this step") < text.index("Predicted steps")
     assert "No efficiency: no step of one device was measured" in text
-    refused = answer(A100, "--devices", "2", "--link", "NVLink 3")
-    assert refused["predictions"][0]["step_us"] is None
-    assert "the CPU bounds this step" in refused["predictions"][0]["reason"]
-    unanswered = whatif(A100, "--link", "NVLink 3", "--bucket-mb", "5,25")
+    linked = answer(A100, "--devices", "2", "--link", "NVLink 3")
+    assert "the CPU bounds this step" in linked["predictions"][0]["limit"]
+    unanswered = whatif(A100, "--devices", "4", "--bucket-mb", "5,25")
     assert unanswered.exit_code == 3
     shown = unanswered.stdout
-    assert " ".join(shown.split()).count("the CPU bounds this step") == 1
-    assert shown.startswith("No prediction for --link NVLink 3 with --bucket-mb 5, 25, 2 devices: ")
+    assert " ".join(shown.split()).count("give every rank's trace") == 1
+    assert shown.startswith("No prediction for --bucket-mb 5, 25, 4 devices: ")
     assert "Predicted steps" not in shown
     assert "What this rests on" not in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
@@ -147,7 +146,7 @@ def test_the_layout_is_stated() -> None:
     assert layout_of(NOISY_RUN, "--devices", "32") == assumed.format(32)
     # stated, or that of the base's one node
     assert answer(NOISY_RUN, "--devices", "8", "--per-node", "2")["layout"] is None
-    assert answer(NOISY_RUN, "--bucket-mb", "5")["layout"] is None
+    assert answer(NOISY_RUN, "--comm-hook", "fp16")["layout"] is None
     assert assumed.format(4) in printed(NOISY_RUN, "--devices", "4")
 
 
@@ -161,8 +160,16 @@ def test_layouts_are_compared_as_they_are() -> None:
     assert all(step_us >= as_measured["step_us"] for step_us in over_several)
 
 
-@pytest.mark.parametrize("option", [("--overlap", "on"), ("--devices", "2")])
-def test_an_option_that_changes_nothing_is_refused(option: tuple[str, str]) -> None:
-    refused = whatif(NOISY_RUN, *option)
-    assert refused.exit_code != 0
-    assert "Nothing differs from what was measured" in str(refused.exception)
+@pytest.mark.parametrize("option", [("--overlap", "on"), ("--devices", "2"), ()])
+def test_an_option_that_changes_nothing_is_answered_as_no_question_is(
+    option: tuple[str, ...],
+) -> None:
+    """With the measured base and what to ask for."""
+    text = printed(NOISY_RUN, *option)
+    assert "35.5 ms a step" in text
+    assert ("As measured: " + " ".join(option) + "." in text) is bool(option)
+    assert text.endswith(
+        "Nothing differs from what was measured: give --devices, --link, "
+        "--bucket-mb, --batch-size or another scenario."
+    )
+    assert whatif(NOISY_RUN, *option).exit_code == 0
