@@ -18,9 +18,10 @@ from dpscope.analysis.figures.efficiency import Efficiencies
 from dpscope.analysis.runs.run_data import CPU_RUN, RunData
 from dpscope.analysis.text.text_table import CELL, Field, TextTable, table_of
 from dpscope.analysis.text.units import Unit, sentence, show
+from dpscope.analysis.what_if.band import method_error
 from dpscope.analysis.what_if.bases import Question, base_of_loaded
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors, with_cell_errors
-from dpscope.analysis.what_if.inputs import setting_of
+from dpscope.analysis.what_if.inputs import noise_findings, setting_of
 from dpscope.analysis.what_if.predict import predict, same_buckets
 from dpscope.analysis.what_if.replay import base_error
 from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario
@@ -59,7 +60,8 @@ def _named(scenarios: Sequence[Mapping[str, str]]) -> str:
     for words in scenarios:
         for name, word in words.items():
             values = options.setdefault(name, {})
-            values[word] = None
+            as_typed = f'"{word}"' if " " in word else word
+            values[as_typed] = None
     combinations = math.prod(map(len, options.values()))
     if combinations != len(scenarios):
         return " or ".join(_named([words]) for words in scenarios)
@@ -137,17 +139,21 @@ class RunAnswer:
     @property
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
-        scenarios: dict[str, list[Mapping[str, str]]] = {}
-        alike = grouped((each.options, each.prediction) for each in self.predictions)
-        for options, predictions in alike.items():
-            reasons = ((each.reason, each.devices) for each in predictions)
-            for text in _by_text(reasons, set()):
-                scenarios.setdefault(text, []).append(dict(options))
+        refused = [each for each in self.predictions if each.prediction.reason is not None]
+        counts = grouped(
+            ((each.prediction.reason, each.options), each.prediction.devices) for each in refused
+        )
+        alike = grouped(
+            ((reason, tuple(sorted(set(devices)))), dict(options))
+            for (reason, options), devices in counts.items()
+        )
         lines = []
-        for text, refused in scenarios.items():
-            named = _named(refused)
-            place = f"{named}, {text}" if named else text
-            lines.append(f"No prediction for {place}")
+        for (reason, devices), scenarios in alike.items():
+            place = _counts(devices)
+            named = _named(scenarios)
+            if named:
+                place = f"{place} ({named})"
+            lines.append(sentence(f"No prediction for {place}: {reason}"))
         return lines
 
     @property
@@ -227,6 +233,8 @@ class RunAnswer:
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
         base = self.question.base
+        calibration = self.question.costs.calibration
+        noise = noise_findings(calibration)
         predictions = []
         for words, prediction, *_ in self.predictions:
             content = asdict(prediction)
@@ -245,11 +253,13 @@ class RunAnswer:
                 "batch_size": base.batch_size,
                 "step_us": base.step_us,
                 "replay_error": replay_error(base),
+                "valid_for_gpus": base.host_cores is None,
                 "lacks": list(base.lacks),
             },
             "layout": layout(self),
-            "findings": msgspec.to_builtins(wrong_results(self.question.costs.calibration)),
+            "findings": msgspec.to_builtins([*wrong_results(calibration), *noise]),
             "own_error": own_errors,
+            "method_error": {"half_band": method_error(base), "assumed": base.method_error is None},
         }
         return json.dumps(answer, indent=1, allow_nan=False)
 
@@ -369,10 +379,14 @@ def _by_text(texts: Iterable[tuple[str | None, int]], every: set[int]) -> list[s
         if set(devices) == every:
             lines.append(sentence(text))
         else:
-            *fewer, most = sorted(set(devices))
-            counts = "".join(f"{count}, " for count in fewer) + counted(most, "device")
-            lines.append(f"{counts}: {text}.")
+            lines.append(f"{_counts(sorted(set(devices)))}: {text}.")
     return lines
+
+
+def _counts(devices: Sequence[int]) -> str:
+    """Such as ``4, 8 devices``."""
+    *fewer, most = devices
+    return ", ".join([*map(str, fewer), counted(most, "device")])
 
 
 _SAME = "The error of assuming that the step takes as long as in the other cell"

@@ -27,7 +27,9 @@ from dpscope.analysis.what_if.step_profile import (
     bucket_bytes,
     bucket_ends,
 )
-from dpscope.profiling.records.finding import counted
+from dpscope.profiling.records.calibration import Calibration
+from dpscope.profiling.records.finding import Finding, counted
+from dpscope.profiling.records.run_codes import RunCode
 
 BATCH_REACH = 2.0  # times the measured batches up to which compute is extrapolated
 
@@ -157,19 +159,23 @@ def inputs_of(base: Base, profile: StepProfile, setting: Setting, costs: Costs) 
         above=above,
         basis=tuple(basis),
         contradiction=contradiction,
-        noise=() if as_measured_alone else _noise(costs),
+        noise=() if as_measured_alone else _noise(costs.calibration),
     )
 
 
-def _noise(costs: Costs) -> tuple[str, ...]:
+def noise_findings(calibration: Calibration | None) -> list[Finding]:
     """That fits of the calibration do not predict its own sizes."""
-    if costs.calibration is None:
-        return ()
-    noisy = [fit for fit in noisy_fits(costs.calibration) if fit.collective == "all_reduce"]
+    if calibration is None:
+        return []
+    noisy = [fit for fit in noisy_fits(calibration) if fit.collective == "all_reduce"]
     if not noisy:
-        return ()
-    message = noise_message(noisy)
-    return (f"NOISY FIT: {message}",)
+        return []
+    return [RunCode.CALIBRATION_NOISY.finding(noise_message(noisy))]
+
+
+def _noise(calibration: Calibration | None) -> tuple[str, ...]:
+    found = noise_findings(calibration)
+    return tuple(f"NOISY FIT: {finding.message}" for finding in found)
 
 
 class _Buckets(NamedTuple):

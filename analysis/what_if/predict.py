@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from dpscope.analysis.cells.checks import unreliable_parts
+from dpscope.analysis.costs.between_nodes import calibrated_link
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.stats.left_out import FARTHEST
@@ -31,7 +32,7 @@ from dpscope.analysis.what_if.inputs import (
 )
 from dpscope.analysis.what_if.lateness import on_time
 from dpscope.analysis.what_if.replay import AS_IT_WAS, MOST_OFF, Replay, base_error, silent
-from dpscope.analysis.what_if.scenario import Base, Prediction, Scenario, Setting
+from dpscope.analysis.what_if.scenario import AS_MEASURED, Base, Prediction, Scenario, Setting
 from dpscope.analysis.what_if.step_profile import HOOK_FACTORS, StepProfile, not_reproduced
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.links import REACHED_RATE
@@ -311,11 +312,10 @@ def _joined(
     shortest_us, longest_us = shared.joined(method_error(base)).around(step_us)
     open_by_costs = math.exp(by_costs(unsure))
     if setting != base.setting and open_by_costs > WIDEST:
-        band = _too_wide(low_us, high_us)
         action = _narrower(setting, costs)
-        raise Missing("; ".join([band, *disagreement, *noise, action]))
+        raise Missing("; ".join([_too_wide(open_by_costs, action), *disagreement, *noise]))
 
-    basis += _rests_on(base, setting)
+    basis += _rests_on(base, setting, costs)
     efficiency = None
     try:
         efficiency = _efficiency(base, setting, step_us)
@@ -336,10 +336,9 @@ def _joined(
     )
 
 
-def _too_wide(low_us: float, high_us: float) -> str:
-    low = f"{low_us / 1e3:.3g}"
-    high = f"{high_us / 1e3:.3g}"
-    return f"the 90% band would be {low} to {high} ms, as collectives' costs are too uncertain"
+def _too_wide(times: float, action: str) -> str:
+    left_open = f"collectives' costs alone leave the step open by {times:.3g} times"
+    return f"{left_open}; the limit is {WIDEST:g}: {action}"
 
 
 def _narrower(setting: Setting, costs: Costs) -> str:
@@ -441,10 +440,14 @@ def same_buckets(base: Base, scenario: Scenario) -> tuple[str, ...]:
     return (f"all gradients ({size}) stay in {buckets}",)
 
 
-def _rests_on(base: Base, setting: Setting) -> list[str]:
+def _rests_on(base: Base, setting: Setting, costs: Costs) -> list[str]:
     """What a prediction rests on in addition to its costs."""
     place = setting.place
     clauses = []
+    own_link = calibrated_link("all_reduce", base.place, costs)
+    if setting.links != AS_MEASURED and own_link is not None:
+        reached = f"{own_link.gb_per_s:.3g} GB/s"
+        clauses.append(f"the base's own link counts as {reached}, which its calibration reached")
     left = place.devices % place.per_node
     if left:
         full_nodes = counted(place.devices // place.per_node, "node")

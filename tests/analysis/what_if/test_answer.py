@@ -108,12 +108,14 @@ def test_a_refusal_names_its_scenarios() -> None:
         (found,) = RunAnswer(Question(BASE, COSTS), CellErrors(()), predictions).refusals
         return found
 
-    every = "--comm-hook fp16, bf16 with --bucket-mb 1, 5, 2 devices: too uncertain."
+    every = "2 devices (--comm-hook fp16, bf16 with --bucket-mb 1, 5): too uncertain."
     assert line(*scenarios) == f"No prediction for {every}"
     some = "--comm-hook fp16 with --bucket-mb 1 or --comm-hook bf16 with --bucket-mb 5"
     assert (
-        line(scenarios[0], scenarios[3]) == f"No prediction for {some}, 2 devices: too uncertain."
+        line(scenarios[0], scenarios[3]) == f"No prediction for 2 devices ({some}): too uncertain."
     )
+    spaced = Predicted({"link": "reached 1GB/s"}, refused)
+    assert line(spaced) == 'No prediction for 2 devices (--link "reached 1GB/s"): too uncertain.'
 
 
 def test_a_scenario_that_is_the_base_is_named() -> None:

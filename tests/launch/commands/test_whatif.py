@@ -42,6 +42,9 @@ def test_lists_make_a_table_and_the_base_is_predicted_as_measured() -> None:
     assert pairs == [(2, "on"), (2, "off"), (4, "on"), (4, "off")]
     assert prediction[0]["step_us"] == pytest.approx(stated["base"]["step_us"])
     assert abs(stated["base"]["replay_error"]) <= 0.01
+    assert stated["base"]["valid_for_gpus"] is False
+    assert stated["method_error"] == {"half_band": 0.04, "assumed": True}
+    assert [finding["code"] for finding in stated["findings"]] == ["calibration_noisy"]
     assert prediction[0]["low_us"] < prediction[0]["step_us"] < prediction[0]["high_us"]
     near, far = (prediction[index]["high_us"] / prediction[index]["low_us"] for index in (0, 2))
     assert far > near  # further from what was measured
@@ -67,7 +70,9 @@ def test_a_slower_link_is_no_improvement_and_noise_widens_the_band() -> None:
     near, far = counts["predictions"]
     assert near["high_us"] > 1.5 * near["step_us"]
     assert far["step_us"] is None
-    assert "as collectives' costs are too uncertain" in far["reason"]
+    assert "collectives' costs alone leave the step open by" in far["reason"]
+    own = "the base's own link counts as 0.31 GB/s, which its calibration reached"
+    assert all(own in one["rests_on"] for one in links["predictions"])
     # one number, whatever the costs of the scenario rest on
     every = [*links["predictions"], near, far]
     assert len({contradiction(prediction) for prediction in every}) == 1
@@ -108,7 +113,7 @@ def test_a_foreign_trace_is_told_what_it_lacks_and_what_bounds_it() -> None:
     assert unanswered.exit_code == 3
     shown = unanswered.stdout
     assert " ".join(shown.split()).count("give every rank's trace") == 1
-    assert shown.startswith("No prediction for --bucket-mb 5, 25, 4 devices: ")
+    assert shown.startswith("No prediction for 4 devices (--bucket-mb 5, 25): ")
     assert "Predicted steps" not in shown
     assert "What this rests on" not in shown
     assert all(line == line.rstrip() for line in shown.splitlines())
