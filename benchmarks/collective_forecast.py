@@ -72,7 +72,7 @@ def scored(
     given = calibration_of(
         {devices: own for devices, own in times.items() if devices <= largest}, per_node
     )
-    found = forecasts(given, [devices for devices in times if devices > largest])
+    found = forecasts(given, [(devices, None) for devices in times if devices > largest])
     measured = medians(given)["all_reduce"]
     laws = [
         Law("all_reduce", [one for one in measured if (one.nodes > 1) == several])

@@ -10,14 +10,12 @@ from typing import Literal
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.other_counts import WIDEST, medians
+from dpscope.analysis.costs.requested_places import Requested
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 
 MEASURED = "measured"  # the source of a time of a measured count and size
-_TOO_NOISY = (
-    f"not known: the measured times differ so much that the band is wider than {WIDEST:g} times; "
-    "calibrate again while no other program runs"
-)
+_TOO_NOISY = "not known: calibrate again while no other program runs"
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 
 
@@ -36,6 +34,8 @@ class CollectiveForecast:
     low_us: float | None
     high_us: float | None
     source: str
+    # times longer or shorter, of the band that is too wide for a time
+    too_wide: float | None = None
 
     @property
     def basis(self) -> Literal["measured", "predicted", "not known"]:
@@ -45,9 +45,9 @@ class CollectiveForecast:
         return "measured" if self.source == MEASURED else "predicted"
 
 
-def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[CollectiveForecast]:
-    """All collectives of a calibration at its sizes on these device counts, by collective, count
-    and size.
+def forecasts(calibration: Calibration, requested: Sequence[Requested]) -> list[CollectiveForecast]:
+    """All collectives of a calibration at its sizes on these device counts or layouts, by
+    collective, count and size.
 
     A full node has the most devices that were measured on one; with only one node measured, at
     least LARGEST_NODE.
@@ -57,11 +57,15 @@ def forecasts(calibration: Calibration, counts: Sequence[int]) -> list[Collectiv
     per_node = max((-(-devices // nodes) for nodes, devices in layouts), default=1)
     if all(nodes == 1 for nodes, _ in layouts):
         per_node = max(LARGEST_NODE, per_node)
+    places = []
+    for devices, nodes in requested:
+        on_each = per_node if nodes is None else devices // nodes
+        places.append(Place(devices, min(on_each, devices)))
     rows = []
     for kind, points in every.items():
         measured_us = {(point.layout, point.size_bytes): point.time_us for point in points}
         sizes = sorted({point.size_bytes for point in points})
-        for place in (Place(devices, min(per_node, devices)) for devices in counts):
+        for place in places:
             for size in sizes:
                 time_us = measured_us.get((place.layout, size))
                 rows.append(_forecast(costs, kind, place, size, time_us))
@@ -79,5 +83,8 @@ def _forecast(
     except Missing as unknown:
         return CollectiveForecast(*row, None, None, None, f"not known: {unknown}")
     if cost.above > math.log(WIDEST):
-        return CollectiveForecast(*row, None, None, None, _TOO_NOISY)
-    return CollectiveForecast(*row, cost.total_us, cost.low_us, cost.high_us, cost.words)
+        return CollectiveForecast(*row, None, None, None, _TOO_NOISY, math.exp(cost.above))
+    words = cost.words
+    if place.nodes == 1:
+        words += "; assumed: all on one node"
+    return CollectiveForecast(*row, cost.total_us, cost.low_us, cost.high_us, words)

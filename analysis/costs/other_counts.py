@@ -317,7 +317,10 @@ class Law:
         distance = self._distance(place.devices)
         half = self.half_band(size) * _growth(distance)
         if half > math.log(WIDEST):
-            raise self._refusal(place.devices, f"the band is wider than {WIDEST:g} times")
+            raise self._refusal(
+                place.devices,
+                f"the band would be {math.exp(half):.3g} times either way; the limit is {WIDEST:g}",
+            )
         if distance > FREE_DISTANCE and not self._holds(size):
             raise self._refusal(place.devices, "no count left out confirms the law")
         time_us = math.exp(self.predicted_log_us(place.layout, size))

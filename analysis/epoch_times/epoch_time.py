@@ -17,6 +17,9 @@ class Bounded(NamedTuple):
     high: float
 
 
+UNSTATED = "not stated"  # the strategy of several devices in a table without that column
+
+
 class EpochTime(NamedTuple):
     """One row of a table of epoch times; None is unknown."""
 

@@ -4,7 +4,7 @@ study and run.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, Setting, at, place
+from dpscope.analysis.epoch_times.epoch_time import UNSTATED, EpochTable, Setting, at, place
 from dpscope.analysis.epoch_times.estimates import (
     NO_SINGLE,
     UNKNOWN_BATCH,
@@ -53,7 +53,9 @@ def _columns(table: EpochTable) -> Iterator[Finding]:
 
 
 def _strategies(table: EpochTable) -> Iterator[Finding]:
+    """Stated names that are none of dpscope's."""
     names = dict.fromkeys(row.strategy for row in table.rows)
+    names.pop(UNSTATED, None)
     unknown = [name for name in names if name not in STRATEGIES]
     if unknown:
         named = _with_nearest(unknown, STRATEGIES)

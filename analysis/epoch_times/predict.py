@@ -63,6 +63,7 @@ class Predicted(NamedTuple):
     rows_left_out: int | None
     measured: tuple[int, ...]  # device counts
     reason: str
+    wider: float | None = None  # than the errors of the rows left out the band is by the distance
 
 
 def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) -> list[Predicted]:
@@ -72,9 +73,10 @@ def predictions(table: EpochTable, layouts: Sequence[tuple[int, int | None]]) ->
     timed = [row for row in table.rows if row.epoch_seconds is not None]
     found = []
     for rows in _series(timed):
-        placed = _placed(layouts, rows)
-        targets = [rows[0]._replace(devices=devices, nodes=nodes) for devices, nodes in placed]
-        predicted = [_predicted(table, target, rows) for target in targets]
+        predicted = []
+        for devices, nodes in _placed(layouts, rows):
+            target = rows[0]._replace(devices=devices, nodes=nodes)
+            predicted.append(_predicted(table, target, rows))
         if _is_constant_work(rows[0], rows):
             largest = max(rows, key=lambda row: row.devices)
             known = [_predicted(table, largest, rows), *predicted]
@@ -157,11 +159,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
     own = _measured_seconds(target, rows)
     scale = 1e3 if table.of_steps else 1.0
     if own is not None:
-        return without._replace(
-            value=_rounded(own * scale),
-            law=MEASURED,
-            reason="measured by the table, so without a band",
-        )
+        return without._replace(value=_rounded(own * scale), law=MEASURED)
     if reason := _not_comparable(target, rows):
         return without._replace(reason=reason)
     best = _best(target, rows)
@@ -178,9 +176,13 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
             rows_left_out=best.rows,
             reason=f"no law fits: {missed}; measure another count",
         )
-    left_out = best.within * _distance(counts, target.devices)
-    half = math.hypot(left_out, _rounding(table, target, rows, best.law))
-    half = max(half, half_band_beyond(max(1.0, target.devices / max(counts))))
+    wider = _distance(counts, target.devices)
+    left_out = best.within * wider
+    rounding = _rounding(table, target, rows, best.law)
+    half = math.hypot(left_out, rounding)
+    times_largest = max(1.0, target.devices / max(counts))
+    least = half_band_beyond(times_largest)
+    half = max(half, least)
     value = best.value * scale
     found = without._replace(
         value=_rounded(value),
@@ -188,6 +190,7 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
         high=_rounded(value * math.exp(half)),
         law=best.law,
         error_left_out=_rounded(error),
+        wider=_rounded(wider),
         rows_left_out=best.rows,
     )
     if found.low == found.high:
@@ -277,48 +280,43 @@ def headline(predicted: Sequence[Predicted]) -> str:
 def _fields(unit: str) -> list[Field]:
     return [
         Field("strategy", "strategy"),
-        Field("batch", "batch_size", meaning="as in the table's batch_size"),
-        Field(
-            "N",
-            lambda row: layout(row.devices, row.nodes),
-            meaning="devices, 4x2 for four nodes with two each",
-        ),
-        Field(
-            f"time [{unit}]",
-            lambda row: significant(row.value),
-            meaning="of a step" if unit == "ms" else "of an epoch",
-        ),
-        Field(
-            f"low [{unit}]",
-            lambda row: significant(row.low),
-            meaning="lower end of the band that holds 9 of 10 errors on the rows left out, and that grows with the distance in "
-            "devices: 6% at least at twice the largest count, 12% at four times, 25% at eight",
-        ),
-        Field(f"high [{unit}]", lambda row: significant(row.high), meaning="its upper end"),
-        Field(
-            "law",
-            "law",
-            meaning="a constant step, a + b/n for n = N, or a ring (compute, then a ring all-reduce), whichever errs least on "
-            "rows that were left out of its fit",
-        ),
-        Field("error", "error_left_out", "share", meaning="the law's on those rows"),
-        Field("rows", "rows_left_out", meaning="how many they are; a few show little of the error"),
-        Field(
-            "from N",
-            lambda row: f"{min(row.measured)} to {max(row.measured)}",
-            meaning="the measured counts",
-        ),
+        Field("batch", "batch_size"),
+        Field("N", lambda row: layout(row.devices, row.nodes)),
+        Field(f"time [{unit}]", lambda row: significant(row.value)),
+        Field(f"low [{unit}]", lambda row: significant(row.low)),
+        Field(f"high [{unit}]", lambda row: significant(row.high)),
+        Field("law", "law"),
+        Field("error", "error_left_out", "share"),
+        Field("wider", lambda row: significant(row.wider)),
+        Field("rows", "rows_left_out"),
+        Field("from N", _measured_counts),
     ]
+
+
+def _measured_counts(row: Predicted) -> str:
+    smallest = min(row.measured)
+    largest = max(row.measured)
+    if smallest == largest:
+        return str(smallest)
+    return f"{smallest} to {largest}"
 
 
 def legend(table: EpochTable) -> str:
     """What the columns of predictions hold."""
-    unit = _unit(table)
-    columns = []
-    for field in _fields(unit):
-        if field.meaning:
-            columns.append(f"{field.heading.removesuffix(f' [{unit}]')}: {field.meaning}.")
-    return " ".join([*columns, f"{NA}: unknown, for the reason below the table."])
+    what = "a step" if table.of_steps else "an epoch"
+    return (
+        "batch: as in the table's batch_size. "
+        "N: devices, 4x2 on four nodes. "
+        f"time: of {what}. "
+        "low: lower end of the band that holds 9 of 10 errors on the rows left out, "
+        "to the power `wider`. "
+        "law: the one that errs least on those rows. "
+        "error: its root mean square there. "
+        "wider: by the distance in devices. "
+        "rows: how many are left out; a few show little of the error. "
+        "from N: the measured counts. "
+        f"{NA}: the reason is below the table."
+    )
 
 
 def _reasons(predicted: Sequence[Predicted]) -> list[str]:
@@ -366,7 +364,9 @@ def _distance(counts: Sequence[int], devices: int) -> float:
     the next one.
     """
     *_, next_largest, largest = counts
-    farther = math.log(devices / largest) / math.log(largest / next_largest)
+    beyond = math.log(devices / largest)
+    apart = math.log(largest / next_largest)
+    farther = beyond / apart
     return math.sqrt(max(1.0, farther))
 
 

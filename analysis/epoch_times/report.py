@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from dpscope.analysis.costs.requested_places import requested_places
 from dpscope.analysis.epoch_times import predict
 from dpscope.analysis.epoch_times.epoch_time import (
     EpochTable,
@@ -24,10 +25,8 @@ from dpscope.analysis.epoch_times.table import read_epoch_times
 from dpscope.analysis.text.text_table import Field, TextTable, render, render_findings, table_of
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import Finding, grouped
-from dpscope.profiling.records.matrix import parse_counts_and_layouts, parse_layout
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.strategies import traits_of
-from dpscope.profiling.store.errors import DpscopeError
 
 EstimateFormat = Literal["table", "json", "markdown"]
 
@@ -75,33 +74,22 @@ def run_estimate(path: Path, output_format: EstimateFormat) -> Answer | str:
     return answer.markdown() if output_format == "markdown" else answer
 
 
-def run_prediction(path: Path, devices: str, output_format: EstimateFormat) -> Answer | str:
-    """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`; raises DpscopeError
-    also for other texts.
+def run_prediction(
+    path: Path, devices: str, output_format: EstimateFormat
+) -> tuple[Answer | str, bool]:
+    """Predictions for counts and layouts such as ``8,2x8``, as `run_estimate`, and whether any time
+    is known; raises DpscopeError also for other texts.
     """
-    places = _places(devices)
+    places = requested_places(devices, least=1)
     table = read_epoch_times(path)
     predicted = predict.predictions(table, places)
+    any_known = any(row.value is not None for row in predicted)
     if output_format == "json":
-        return _json({"predictions": predicted})
+        return _json({"predictions": predicted}), any_known
     tables = predict.prediction_tables(predicted)
     answer = Answer(predict.headline(predicted), tables, predict.legend(table))
-    return answer.markdown() if output_format == "markdown" else answer
-
-
-def _places(devices: str) -> list[tuple[int, int | None]]:
-    """The devices and nodes of counts and layouts."""
-    try:
-        counts, layouts = parse_counts_and_layouts(devices)
-        if 0 in counts:
-            raise ValueError("0 is no number of devices")
-    except ValueError as error:
-        raise DpscopeError(
-            f"--predict {devices}: {error}; give device counts or layouts, such as 8,16 or 2x8"
-        ) from error
-    placed = [(parsed.devices, parsed.nodes) for parsed in map(parse_layout, layouts)]
-    unplaced = [(count, None) for count in counts]
-    return [*unplaced, *placed]
+    shown = answer.markdown() if output_format == "markdown" else answer
+    return shown, any_known
 
 
 def _json(

@@ -14,7 +14,7 @@ another study. A column in which no value occurs at two device counts holds resu
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpscope.analysis.epoch_times.epoch_time import EpochTable, EpochTime
+from dpscope.analysis.epoch_times.epoch_time import UNSTATED, EpochTable, EpochTime
 from dpscope.analysis.text.csv_rows import CsvRow, read_rows
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.strategies import traits_of
@@ -161,7 +161,7 @@ def _step_time(row: CsvRow, settings: Sequence[str]) -> EpochTime:
         dataset=None,
         samples_per_epoch=None,
         strategy=_strategy(
-            row, "ranks", row.text("strategy") or ("single" if ranks == 1 else "ddp")
+            row, "ranks", row.text("strategy") or ("single" if ranks == 1 else UNSTATED)
         ),
         batch_size=batch_size,
         batch_size_is="per_device",

@@ -3,7 +3,6 @@ size.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
@@ -14,7 +13,15 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
-from dpscope.analysis.text.terminal import print_findings, print_sentences, print_table, separate
+from dpscope.analysis.costs.other_counts import WIDEST
+from dpscope.analysis.costs.requested_places import Requested
+from dpscope.analysis.text.terminal import (
+    print_findings,
+    print_notes,
+    print_sentences,
+    print_table,
+    separate,
+)
 from dpscope.analysis.text.text_table import Field, table_of
 from dpscope.analysis.text.units import show_bytes, show_time
 from dpscope.profiling.records.calibration import Calibration
@@ -30,43 +37,53 @@ _NOTES = (
 _FALLING = "a time below that of a smaller size or of fewer devices: noise of the measured times is carried along"
 
 
-def parse_counts(text: str) -> list[int]:
-    """``64,256`` as device counts; raises DpscopeError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,9}", part) and 2 <= int(part) <= 1 << 20 for part in parts):
-        raise DpscopeError(f"--predict {text}: write device counts of 2 or more, such as 64,256")
-    return sorted({int(part) for part in parts})
-
-
 def print_forecasts(
     calibration: Calibration,
-    counts: Sequence[int],
+    requested: Sequence[Requested],
     output_format: Literal["table", "json"],
     console: Console,
-) -> None:
-    """Predictions of every collective and size, with the findings about its results."""
+) -> bool:
+    """Predictions of every collective and size, with the findings about its results; whether any
+    time is known.
+    """
     if not calibration.points:
         raise DpscopeError("--predict: the calibration holds no measured times; calibrate again")
-    predictions = forecasts(calibration, counts)
+    predictions = forecasts(calibration, requested)
     findings = wrong_results(calibration)
+    any_known = any(row.time_us is not None for row in predictions)
     if output_format == "json":
         content = {
             "predictions": [asdict(prediction) for prediction in predictions],
             "findings": msgspec.to_builtins(findings),
         }
         console.file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        return
+        return any_known
+    _print_tables(console, calibration, predictions)
+    print_findings(console, findings)
+    return any_known
+
+
+def _print_tables(
+    console: Console, calibration: Calibration, predictions: Sequence[CollectiveForecast]
+) -> None:
+    """A table of each collective; what holds of all of them stands once below."""
     by_collective = grouped((prediction.collective, prediction) for prediction in predictions)
+    notes_of = {
+        collective: _notes(calibration, collective, rows)
+        for collective, rows in by_collective.items()
+    }
+    first_notes, *others = notes_of.values()
+    shared = [note for note in first_notes if all(note in notes for notes in others) and others]
     for collective, rows in by_collective.items():
         known = [row for row in rows if row.time_us is not None]
-        notes = _notes(calibration, collective, rows)
+        notes = [note for note in notes_of[collective] if note not in shared]
         title = f"{collective} by device count and size"
         if known:
             print_table(console, table_of(title, _FIELDS, known, notes))
-        else:
+        elif notes:
             separate(console)
             print_sentences(console, [title, *notes])
-    print_findings(console, findings)
+    print_notes(console, "Of every collective", shared)
 
 
 def _notes(
@@ -103,10 +120,14 @@ def _is_less(other: CollectiveForecast, row: CollectiveForecast) -> bool:
 
 def _sources(rows: Sequence[CollectiveForecast]) -> Iterator[str]:
     """What times rest on, or why they are not known: each once, after its device counts."""
-    counts = grouped((row.source, str(row.devices)) for row in rows)
-    for source, repeated in counts.items():
-        devices = ", ".join(dict.fromkeys(repeated))
-        yield f"{devices} devices: {source}"
+    for source, alike in grouped((row.source, row) for row in rows).items():
+        devices = ", ".join(dict.fromkeys(str(row.devices) for row in alike))
+        too_wide = [row.too_wide for row in alike if row.too_wide is not None]
+        line = f"{devices} devices: {source}"
+        if too_wide:
+            least = f"{min(too_wide):.3g} times or more"
+            line += f" (the band would be {least} either way; the limit is {WIDEST:g})"
+        yield line
 
 
 _FIELDS = (

@@ -102,7 +102,7 @@ def read_rows(
     """The headings and the rows below them, with stripped cells. Headings in `known` are matched in
     any case.
 
-    A table with the last column of `alternative` needs those columns in place of `required`. Raises
+    A table that has more columns of `alternative` needs these in place of `required`. Raises
     DpscopeError unless the file is a table with the required columns and at least one row.
     """
     separator, cells = _read_cells(path)
@@ -112,8 +112,9 @@ def read_rows(
         )
     (_, headings), *rows = cells
     headings = [name.lower() if name.lower() in known else name for name in headings]
-    is_other = bool(alternative) and alternative[-1] in headings
-    _check_headings(path, headings, alternative if is_other else required)
+    present = set(headings)
+    wanted = max(alternative, required, key=lambda names: len(present.intersection(names)))
+    _check_headings(path, headings, wanted)
     if not rows:
         raise DpscopeError(f"{path} has headings but no rows; add one row per measurement")
     for number, row in rows:
@@ -180,7 +181,7 @@ def _check_headings(path: Path, headings: list[str], required: tuple[str, ...]) 
         )
         if meant:
             hints = " and ".join(f"{heading!r} to {name}" for name, heading in meant.items())
-            advice = f"rename {hints} in the first row"
+            advice = f"rename {hints} in the first row, with values in its unit"
         raise DpscopeError(
             f"{path}, row 1: no column {', '.join(missing)} (found: {shown}); {advice}"
         )

@@ -273,7 +273,7 @@ def run_answer(
     for words, scenario in requested:
         prediction = predict(base, scenario, question.costs)
         is_base = prediction.reason is None and setting_of(base, scenario) == base.setting
-        same = ()
+        same: tuple[str, ...] = ()
         if is_base:
             same = same_buckets(base, scenario)
         predicted.append(Predicted(words, prediction, is_base, same))

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from dpscope.launch.commands import options
-from dpscope.launch.commands.command import Help, Idle, argument, open_console, option
+from dpscope.launch.commands.command import (
+    NOTHING_PREDICTED,
+    PREDICTED_NOTHING,
+    Help,
+    Idle,
+    argument,
+    open_console,
+    option,
+)
 from dpscope.launch.commands.help_text import default_texts
 from dpscope.launch.commands.several_nodes import on_all_nodes, this_node
 from dpscope.launch.measuring.calibration_settings import DEFAULTS, SETTINGS
@@ -29,7 +37,8 @@ HELP = Help(
         "--devices 2 --max-bytes 16MiB --out runs/mine",
         "--predict 4,8 runs/mine/calibration.json  # counts that were not measured",
         "--from-nccl-tests all_reduce.log",
-    )
+    ),
+    exit_statuses=(*Help.exit_statuses, PREDICTED_NOTHING),
 )
 
 IDLE = (
@@ -66,7 +75,8 @@ class CalibrateRequest(options.NodeOptions):
     )
     in_place: bool = option("read the in-place columns", "--in-place", default=False)
     predict: str | None = option(
-        "measure nothing: predict collectives on these device counts, such as 64,256"
+        "measure nothing: predict collectives on these device counts or layouts, such as 64,4x8",
+        metavar="COUNTS",
     )
     output_format: Literal["table", "json"] = option(
         "with --predict: what to print", "--format", default="table"
@@ -161,9 +171,10 @@ def _print_node_rates(console: "Console", calibration: "Calibration") -> None:
 
 def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
     from dpscope.analysis.costs.calibration_files import calibration_from_logs, costs_at
-    from dpscope.analysis.output.collective_forecast import parse_counts, print_forecasts
+    from dpscope.analysis.costs.requested_places import requested_places
+    from dpscope.analysis.output.collective_forecast import print_forecasts
 
-    requested, paths = parse_counts(counts), request.logs or [request.out]
+    requested, paths = requested_places(counts, least=2), request.logs or [request.out]
     if request.from_nccl_tests:
         calibration = calibration_from_logs(paths, request.in_place)
     elif len(paths) == 1:
@@ -172,7 +183,8 @@ def _predict_collectives(request: CalibrateRequest, counts: str) -> None:
         raise DpscopeError(
             f"{paths[1]}: --predict takes one calibration; add --from-nccl-tests to read logs"
         )
-    print_forecasts(calibration, requested, request.output_format, open_console())
+    if not print_forecasts(calibration, requested, request.output_format, open_console()):
+        raise typer.Exit(NOTHING_PREDICTED)
 
 
 def defaults() -> dict[str, str]:

@@ -45,6 +45,13 @@ class Idle(NamedTuple):
         return self.when(values)
 
 
+NOTHING_PREDICTED = 3  # exit status where nothing that was asked for has a number
+PREDICTED_NOTHING = (
+    str(NOTHING_PREDICTED),
+    "no prediction of anything asked for: reasons are given",
+)
+
+
 @dataclass(frozen=True)
 class Help:
     """What `--help` of a command shows around its options.

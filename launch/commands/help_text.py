@@ -47,6 +47,7 @@ OWN = "Options of this command"
 """What distinguishes a command from others, so it stands first."""
 OTHER = "Options"
 _RANGE = re.compile(r"\s*\[x>=\d+\]$")  # click's; the refusal of a value states it
+_WORDS = {"timeout": "SECONDS", "collectives": "NAME,...", "dtype": "TYPE"}
 _KINDS = {"int": "N", "float": "NUMBER", "Path": "PATH"}
 
 
@@ -73,6 +74,8 @@ def word_of(parameter: Any) -> str:
         return "|".join(map(str, kind.choices))
     if parameter.param_type_name == "argument":
         return str(parameter.name).upper()
+    if parameter.name in _WORDS:
+        return _WORDS[parameter.name]
     name = parameter.name.rpartition("_")[2].upper()
     return _KINDS.get(str(parameter.bare_type()), str(name))
 

@@ -8,6 +8,8 @@ import typer
 
 from dpscope.launch.commands import options
 from dpscope.launch.commands.command import (
+    NOTHING_PREDICTED,
+    PREDICTED_NOTHING,
     Help,
     Idle,
     OptionValues,
@@ -27,13 +29,12 @@ if TYPE_CHECKING:
     from dpscope.analysis.what_if.answer import RunAnswer
 
 
-NOTHING_PREDICTED = 3
 HELP = Help(
     examples=("runs/mine --devices 4,8", "traces/ --link 50GB/s,100GB/s"),
     exit_statuses=(
         ("0", "success"),
         ("2", "a mistake in the command or its input, such as a trace that is cut short"),
-        ("3", "no prediction: the first line gives the reason"),
+        PREDICTED_NOTHING,
     ),
 )
 

@@ -20,7 +20,7 @@ from dpscope.profiling.records.typed_text import switches, whole_numbers, words
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 
 COMPARED, DATA, AMOUNT = "What is compared", "Model and data", "How much is measured"
-TARGETS, FILES, NODES = "Models and targets", "Files and output", "Several nodes"
+TARGETS, FILES, NODES = "Links, models and targets", "Files and output", "Several nodes"
 HEADINGS = (COMPARED, DATA, AMOUNT, TARGETS, FILES, NODES)
 """Of --help, in this order."""
 

@@ -160,7 +160,9 @@ def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
     """The time, its band, and the refusal where the band is too wide."""
     every = fitted(WITHIN, ACROSS, timed(8, 200.0, 0.8, SIZES, nodes=4))
     for nodes in (8, 16):
-        (forecast,) = [one for one in forecasts(every, [2 * nodes]) if one.size_bytes == SIZE]
+        (forecast,) = [
+            one for one in forecasts(every, [(2 * nodes, None)]) if one.size_bytes == SIZE
+        ]
         found = cost(costs(every), 2 * nodes, 2)
         assert (found.total_us, found.low_us, found.high_us) == (
             forecast.time_us,
@@ -168,7 +170,7 @@ def test_a_carried_cost_is_that_of_calibrate_predict() -> None:
             forecast.high_us,
         )
         assert found.words == forecast.source
-    (forecast,) = [one for one in forecasts(every, [4096]) if one.size_bytes == SIZE]
+    (forecast,) = [one for one in forecasts(every, [(4096, None)]) if one.size_bytes == SIZE]
     reason = why_not(costs(every), 4096, 2)
     assert forecast.source == f"not known: {reason}"
     assert reason.startswith(

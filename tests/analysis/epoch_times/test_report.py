@@ -91,11 +91,11 @@ def test_a_batch_that_is_not_stated_is_not_invented(tmp_path: Path) -> None:
     answer = run_estimate(table, "table")
     assert isinstance(answer, Answer)
     assert answer.first.startswith(
-        "Table: 1.818x one device is the largest speedup (ddp, N 2, weak)"
+        "Table: 1.818x one device is the largest speedup (not stated, N 2, weak)"
     )
     (overview,) = answer.tables
     assert overview.rows == (
-        ("ddp", "NA", "2", "110", "NA", "1.818", "100", "10", "9 to 11", "NA"),
+        ("not stated", "NA", "2", "110", "NA", "1.818", "100", "10", "9 to 11", "NA"),
     )
     content = json.loads(cast(str, run_estimate(table, "json")))
     assert {one["batch_size"] for one in content["estimates"]} == {None}
@@ -107,7 +107,7 @@ def test_a_batch_that_is_not_stated_is_not_invented(tmp_path: Path) -> None:
     (finding,) = cast(Answer, run_estimate(table, "table")).findings
     assert finding.next_step == "time one device, too"
     table.write_text("ranks,step_ms\n2,110\n4,120\n")
-    assert "time: of a step. low:" in cast(str, run_prediction(table, "8", "markdown"))
+    assert "time: of a step. low:" in cast(str, run_prediction(table, "8", "markdown")[0])
 
 
 def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_answer_has_a_line_for_each_study(tmp_path: Path) -> None:
 
 
 def test_predictions_begin_with_how_many_there_are_and_explain_their_columns() -> None:
-    text = cast(str, run_prediction(TIMES, "8,16", "markdown"))
+    text = cast(str, run_prediction(TIMES, "8,16", "markdown")[0])
     assert text.startswith("19 of 34 times predicted, 2 measured.\n")
     assert text.count("low: lower end of the band that holds 9 of 10 errors on the rows left") == 1
     assert "coursework_ddp: predicted times" in text

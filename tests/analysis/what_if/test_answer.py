@@ -73,7 +73,7 @@ def test_measured_efficiencies_are_of_the_base_and_cells_that_differ_in_their_de
 
 def test_what_has_no_prediction_stands_first_and_in_no_row() -> None:
     """Each reason once, with its counts."""
-    known_step = Prediction(2, 1, 8, 100.0, 90.0, 125.0, rests_on="the replay")
+    known_step = Prediction(2, 1, 8, 100.0, 90.0, 125.0, rests_on=("the replay",))
     far = [Prediction(count, 1, 8, reason="too far") for count in (32, 64)]
     question = Question(BASE, COSTS)
 

@@ -332,7 +332,13 @@ def test_whatever_is_changed_on_the_gpu_of_a_host_bound_step_is_limited_alike() 
     bound = replace(BASE, profiles=(made,), step_us=made.step_us, single_us={})
     expected = "the CPU bounds this step: the GPU waits for launches in 90% of it"
     faster = Links(intra=LinkRate(100.0, "fast", REACHED_RATE))
-    for scenario in ({"bucket_mb": 50.0}, {"hook": "fp16"}, {"batch_size": 8}, {"links": faster}):
+    changes: tuple[dict[str, object], ...] = (
+        {"bucket_mb": 50.0},
+        {"hook": "fp16"},
+        {"batch_size": 8},
+        {"links": faster},
+    )
+    for scenario in changes:
         found = predict(bound, Scenario(**scenario), COSTS)  # type: ignore[arg-type]
         assert found.step_us == pytest.approx(410)
         assert str(found.limit).startswith(expected)
