@@ -10,24 +10,18 @@ import pytest
 from dpscope.analysis.figures.efficiency import efficiency_figure
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.what_if.answer import Predicted, RunAnswer, facts, run_answer
-from dpscope.analysis.what_if.bases import Question, base_of_loaded
+from dpscope.analysis.what_if.bases import Question
 from dpscope.analysis.what_if.cell_errors import CellError, CellErrors
 from dpscope.analysis.what_if.scenario import Prediction, Scenario
 from dpscope.analysis.what_if.step_profile import typical
-from tests.helpers.examples import FIVE_REPEATS, loaded, reported
+from tests.helpers.examples import reported
 from tests.helpers.known import known
 from tests.helpers.replayed_steps import BASE, COSTS
 
 
-@pytest.fixture(scope="module")
-def question() -> Question:
-    """Five repeats of LeNet-5 on two processes of a CPU."""
-    return base_of_loaded(loaded(FIVE_REPEATS), "ddp-d2-b128")
-
-
 @pytest.mark.long
 def test_the_base_s_step_and_exposed_time_are_the_report_s(question: Question) -> None:
-    row = reported(FIVE_REPEATS).comparison.rows[question.base.name]
+    row = reported().comparison.rows[question.base.name]
     assert question.base.step_us == pytest.approx(known(row.step_us))
     assert question.base.exposed_us == pytest.approx(known(row.ledger).exposed_us)
     (fact, *_) = facts(run_answer(question, CellErrors(()), [({}, Scenario())]))
