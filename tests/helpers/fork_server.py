@@ -37,8 +37,9 @@ from tests.helpers.paths import ROOT
 _IMPORTED = (
     *("torch.distributed.run", "matplotlib.figure", "pandas", "pyarrow.parquet"),
     *("dpscope.analysis.output.run_screen", "dpscope.analysis.report.build"),
-    *("dpscope.analysis.figures.draw", "dpscope.launch.learning.train"),
-    "dpscope.launch.measuring.cell",
+    *("dpscope.analysis.figures.draw", "dpscope.analysis.what_if.answer", "scipy.stats"),
+    *("dpscope.launch.measuring.task", "dpscope.launch.measuring.cell", "torch.utils.flop_counter"),
+    "dpscope.launch.learning.train",
 )
 _NAMESPACES = ("net", "uts", "mnt")
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
@@ -110,8 +111,12 @@ def main() -> None:
 
 def _import_for_commands() -> None:
     """What torchrun, workers and the commands that make a report import."""
+    from dpscope.launch.commands.command import load_command
+
     for module in _IMPORTED:
         importlib.import_module(module)
+    for command in ("run", "analyze"):
+        load_command(command, "")  # imports more
     gc.freeze()
 
 

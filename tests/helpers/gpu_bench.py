@@ -101,8 +101,9 @@ class Bench:
     ) -> "subprocess.CompletedProcess[str]":
         """A command of dpscope, run to its end."""
         command = [sys.executable, "-m", "dpscope.launch.cli", *map(str, arguments)]
+        figures = {} if self.virtual else {FIGURES: "1"}
         return subprocess.run(
-            command, cwd=ROOT, env={**os.environ, FIGURES: "1", **(variables or {})}, stdin=subprocess.DEVNULL,
+            command, cwd=ROOT, env={**os.environ, **figures, **(variables or {})}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=limit_s * PATIENCE, check=False,
         )  # fmt: skip
 

@@ -11,14 +11,17 @@ from tests.helpers.ranks import ended_ranks
 SCRIPTS = USER_MODELS / "scripts"
 
 
-def run_scripts(out: Path, commands: dict[str, str], processes: int) -> dict[str, list[list[str]]]:
+def run_scripts(
+    out: Path, commands: dict[str, str], processes: int, bare: bool = True
+) -> dict[str, list[list[str]]]:
     """Run each script of SCRIPTS; returns the notes of dpscope in each rank, by name. A run folder
     is at OUT/<name>/run.
 
-    The output of each file must be the same with and without dpscope.
+    With `bare` each file runs without dpscope, too: its output must be the same.
     """
     words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
     command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(words)]
+    command += ["bare"] if bare else []
     for status, _, errors in ended_ranks(command, processes):
         assert status == 0, errors
     notes = {}

@@ -1,8 +1,8 @@
-"""Training scripts one after another in this rank of a job, attached to, and each file first as it
-is, with the first of its arguments: torch is loaded once.
+"""Training scripts one after another in this rank of a job, attached to, and with `bare` each file
+first as it is, with the first of its arguments: torch is loaded once.
 
-python every_script.py OUT CASES: CASES is JSON, for each name the script with its arguments. The
-output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
+python every_script.py OUT CASES [bare]: CASES is JSON, for each name the script with its arguments.
+The output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def main() -> None:
             traced_steps=TRACED,
         )
         bare = None
-        if command[0] not in ran_bare:
+        if sys.argv[3:] == ["bare"] and command[0] not in ran_bare:
             bare, _ = printed(command, out / name / "port_bare", None)
             ran_bare.add(command[0])
         attached, notes = printed(command, out / name / "port_attached", settings)

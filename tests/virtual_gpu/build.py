@@ -91,12 +91,6 @@ def build(wheels: Wheels) -> Path:
     return folder
 
 
-def hide_nvml_functions(built: Path, names: tuple[str, ...], folder: Path) -> None:
-    """Link an NVML without these functions into a folder, as an older driver has none of them."""
-    (folder / "hidden.map").write_text(f"{{ local: {' '.join(f'{name};' for name in names)} }};\n")
-    _link_nvml(built, folder, (f"-Wl,--version-script={folder / 'hidden.map'}",))
-
-
 def _fingerprint(wheels: Wheels) -> str:
     digest = hashlib.sha256(f"{wheels}".encode())
     digest.update(subprocess.run(["c++", "--version"], capture_output=True, check=True).stdout)
@@ -144,12 +138,8 @@ def _compile(wheels: Wheels, folder: Path) -> None:
     )
     for library in LIBRARIES:  # one file without a soname: the loader takes it for each of them
         (folder / library.soname).symlink_to("libvgpu.so")
-    _link_nvml(folder, folder, ())
-
-
-def _link_nvml(built: Path, folder: Path, options: tuple[str, ...]) -> None:
-    objects = [str(built / name) for name in ("nvml.o", "nvml_stubs.o")]
-    _run(["c++", "-shared", *objects, *options, "-o", str(folder / NVML.soname)])
+    nvml = [str(folder / name) for name in ("nvml.o", "nvml_stubs.o")]
+    _run(["c++", "-shared", *nvml, "-o", str(folder / NVML.soname)])
 
 
 def _run(command: list[str]) -> None:

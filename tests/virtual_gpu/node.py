@@ -23,7 +23,6 @@ import pandas as pd
 
 from tests.helpers import fork_server
 from tests.helpers.paths import ROOT
-from tests.virtual_gpu.build import hide_nvml_functions
 from tests.virtual_gpu.stubs import LIBRARIES, NVML
 
 _DESCRIPTION = "VGPU_NODE"  # the environment variable that names the file
@@ -132,7 +131,9 @@ class Fault:
 @dataclass(frozen=True, kw_only=True)
 class Nvml:
     devices: int | None = None  # None: as many as the node has
-    missing: tuple[str, ...] = ()  # functions that the driver's library does not have
+    # functions that an older driver's library does not have: nvmlInitWithFlags,
+    # nvmlDeviceGetComputeRunningProcesses_v3
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,6 @@ class PlantedNode:
     """A node whose description is written: programs with its environment run on it."""
 
     folder: Path
-    libraries: Path
     truth_folder: Path
     changes: dict[str, str] = field(repr=False)  # of the environment
 
@@ -244,12 +244,9 @@ class PlantedNode:
         (tests/helpers/light_torchrun.py).
         """
         command = ("-m", "dpscope.launch.cli", *arguments)
-        server = fork_server.server(*((name, self.changes[name]) for name in _LOADING))
-        started_by = {fork_server.VARIABLE: server, "DPSCOPE_TEST_FORK_READERS": "1"}
-        started_by |= NOTHING if torchrun else LIGHT_TORCHRUN
-        return self.run(
-            *command, timeout_s=timeout_s, variables={**started_by, **variables}, status=status
-        )
+        started_by = NOTHING if torchrun else LIGHT_TORCHRUN
+        all_variables = {"DPSCOPE_TEST_FORK_READERS": "1", **started_by, **variables}
+        return self.run(*command, timeout_s=timeout_s, variables=all_variables, status=status)
 
 
 @contextmanager
@@ -261,22 +258,16 @@ def planted(node: Node, libraries: Path, folder: Path) -> Iterator[PlantedNode]:
     description = folder / "node.json"
     places = {"truth_folder": str(truth), "meeting_folder": str(meeting)}
     description.write_text(json.dumps(_without_none({**asdict(node), **places}), indent=2))
-    search = [str(libraries)]
-    if node.nvml.missing:
-        older = folder / "nvml"
-        older.mkdir()
-        hide_nvml_functions(libraries, node.nvml.missing, older)
-        search.insert(0, str(older))
     # torch's own paths to these libraries come before LD_LIBRARY_PATH, but not before what is
     # loaded already.
-    paths = os.pathsep.join([*search, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    paths = os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")]))
     names = " ".join(library.soname for library in (*LIBRARIES, NVML))
     loaded = dict(zip(_LOADING, (paths, names), strict=True))
     changes = {**loaded, "OMP_NUM_THREADS": "1", _DESCRIPTION: str(description)}
-    if not node.nvml.missing:  # one server for all nodes: it reads no description before it forks
-        changes[fork_server.VARIABLE] = fork_server.server(*loaded.items())
+    # one for all nodes: it reads no description before it forks
+    changes[fork_server.VARIABLE] = fork_server.server(*loaded.items())
     try:
-        yield PlantedNode(folder, libraries, truth, changes)
+        yield PlantedNode(folder, truth, changes)
     finally:
         shutil.rmtree(meeting, ignore_errors=True)
 

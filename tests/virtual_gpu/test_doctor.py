@@ -1,12 +1,14 @@
-"""`dpscope doctor` on nodes whose state is planted: what it finds, and that one failure hides no
-other.
+"""Nodes whose state is planted: what `dpscope doctor` finds, that one failure hides no other, and
+GPUs without NVML.
 """
 
 import json
 from dataclasses import dataclass
 
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import Device, Fault, Links, Node, Nvml, PlantedNode
+from tests.virtual_gpu.programs import device_file
 
 NO_KERNEL_IMAGE, UNAVAILABLE = 209, 46  # of CUDA
 
@@ -83,3 +85,10 @@ def test_devices_that_torch_lists_and_cannot_use(plant: Plant) -> None:
         "has no kernels for GPU 0 (dpscope virtual GPU Tesla V100, 7.0)" in checks["devices"].found
     )
     assert "no kernel image is available" in checks["tracer"].found
+
+
+def test_gpus_are_found_without_nvml_where_only_torch_knows_them(plant: Plant) -> None:
+    node = plant(Node(nvml=Nvml(missing=("nvmlInitWithFlags",))))
+    options = words("run --strategy single --devices 1 --dry-run")
+    planned = node.run("-m", device_file.__name__, *options)
+    assert "single-d1-b512" in planned  # 512 is a default batch of GPUs alone

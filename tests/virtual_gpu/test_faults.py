@@ -36,14 +36,14 @@ CASES = {
     # Those that end by their time limit come first: they wait while the others run.
     "async_error": Case(
         Fault(kind="async_error", rank=1, after=20, error=REMOTE_ERROR),
-        limit_s=45,
+        limit_s=25,
         end="rank 1: NCCL error: remote process exited or there was a network error",
     ),
     # On a quiet machine NCCL's watchdog, whose limit is shorter, names the collective first.
     "never_arrives": Case(
         Fault(kind="never_arrives", rank=1, after=20),
-        limit_s=30,
-        end="timed out in .*passed its time limit of 30 s",
+        limit_s=15,
+        end="timed out in .*passed its time limit of 15 s",
     ),
     "sticky": Case(
         Fault(kind="sticky", rank=1, after=900, error=LAUNCH_FAILURE),

@@ -28,7 +28,7 @@ from tests.virtual_gpu.node import (
 from tests.virtual_gpu.true_steps import traced, true_steps
 
 RUN = words(
-    "run --strategy ddp --repeats 1 --steps 5 --traced-steps 7 --no-calibrate "
+    "run --strategy ddp --repeats 1 --steps 3 --traced-steps 6 --no-calibrate "
     "--model tests.user_models.tiny_models:layered --batch-size 8"
 )
 GRADIENT_BYTES = 2_502_656  # of that model
@@ -83,7 +83,7 @@ def assert_late(shown: Shown, node: PlantedNode, out: Path, late_rank: int) -> N
 
 def test_a_late_host_is_named(plant: Plant, random_values: random.Random, tmp_path: Path) -> None:
     """The second rank's host is late once in each step, by more than its device has work for."""
-    delay = HostDelay(rank=1, kernel="nll_loss_forward", us=random_values.uniform(60_000, 90_000))
+    delay = HostDelay(rank=1, kernel="nll_loss_forward", us=random_values.uniform(150_000, 200_000))
     node = plant(Node(devices=(Device(),) * 2, kernels=Kernels(us=300), host_delays=(delay,)))
     out = tmp_path / "run"
     shown = run(node, out, devices=2)

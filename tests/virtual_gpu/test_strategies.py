@@ -1,5 +1,5 @@
 """Every strategy on four virtual devices, one of them slow: `dpscope run`, its ledgers, transfers,
-timing and counters.
+timing and counters, and what once failed on nodes with GPUs.
 """
 
 import json
@@ -15,6 +15,11 @@ import pytest
 
 from dpscope.analysis import analyze_traces, compare, load_run
 from dpscope.analysis.runs.run_data import RunData
+from dpscope.profiling.records.run import Cell, Manifest
+from dpscope.profiling.store.files import read_json
+from dpscope.profiling.store.folders import RunFolder
+from tests.helpers import gpu_checks
+from tests.helpers.words import words
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.ledgers import assert_ledgers_are_true
 from tests.virtual_gpu.node import (
@@ -27,9 +32,14 @@ from tests.virtual_gpu.node import (
     Node,
     Truth,
 )
+from tests.virtual_gpu.programs import noted_limits
 from tests.virtual_gpu.true_steps import length_us, process_of, traced, united, without
 
-DEVICES, TRACED_STEPS, TIMED_STEPS = 4, 3, 6
+DEVICES, TRACED_STEPS, TIMED_STEPS = 4, 3, 4
+LIMIT_S = 140
+# by CUDA's own order the faster ones come first
+NAMES = ("dpscope virtual GPU", "dpscope virtual GPU fast") * 2
+TERAFLOPS = (10, 30) * 2
 CELLS = MappingProxyType(
     {
         "single": "single-d1-b8",
@@ -78,6 +88,7 @@ class Ran:
     truth: Truth
     folder: Path
     data: RunData
+    limits_s: dict[str, dict[str, float]]  # by file: of a rank's groups
 
     def traces(self, strategy: str, passes: str = "traces") -> list[Path]:
         return sorted(self.folder.glob(f"cells/{CELLS[strategy]}/repeat0/{passes}/*.gz"))
@@ -94,12 +105,15 @@ def ran(
         gb_per_s=random_values.uniform(0.6, 1.0),
         copy_us=random_values.uniform(100, 300),
     )
-    slowdowns = (
+    slowdowns = [
         planted.slowdown if index == planted.slow_device else 1.0 for index in range(DEVICES)
-    )
+    ]
     node = plant(
         Node(
-            devices=tuple(Device(slowdown=slowdown) for slowdown in slowdowns),
+            devices=tuple(
+                Device(name=name, teraflops=teraflops, slowdown=slowdown)
+                for name, teraflops, slowdown in zip(NAMES, TERAFLOPS, slowdowns, strict=True)
+            ),
             kernels=Kernels(
                 us=300, by_name=(KernelTime(name="sgemm", us=random_values.uniform(500, 900)),)
             ),
@@ -109,37 +123,16 @@ def ran(
             ),
         )
     )
-    folder = tmp_path_factory.mktemp("run")
+    folder, noted = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("limits")
     node.dpscope(
-        *(
-            "run",
-            "--strategy",
-            ",".join(CELLS),
-            "--devices",
-            f"1,{DEVICES}",
-            "--no-ddp-alone",
-            "--bucket-mb",
-            "0.5",
-        ),
-        *(
-            "--model",
-            "tests.user_models.tiny_models:layered",
-            "--batch-size",
-            "8",
-            "--steps",
-            str(TIMED_STEPS),
-        ),
-        *(
-            "--traced-steps",
-            str(TRACED_STEPS),
-            "--repeats",
-            "1",
-            "--no-calibrate",
-            "--out",
-            str(folder),
-        ),
+        *("run", "--strategy", ",".join(CELLS), "--devices", f"1,{DEVICES}"),
+        *words("--batch-size 8 --bucket-mb 0.5 --repeats 1 --no-ddp-alone --no-calibrate"),
+        *("--model", f"{noted_limits.__name__}:layered", "--timeout", str(LIMIT_S)),
+        *("--steps", str(TIMED_STEPS), "--traced-steps", str(TRACED_STEPS), "--out", str(folder)),
+        variables={noted_limits.FOLDER: str(noted)},
     )
-    return Ran(planted, node.truth(), folder, load_run(folder))
+    limits_s = {path.stem: json.loads(path.read_text()) for path in noted.iterdir()}
+    return Ran(planted, node.truth(), folder, load_run(folder), limits_s)
 
 
 @pytest.mark.parametrize("strategy", CELLS)
@@ -277,6 +270,38 @@ def test_counters_of_ddp_are_those_of_their_step(ran: Ran) -> None:
             whole_us = (ran_ns["end_ns"].max() - ran_ns["start_ns"].min()) / 1000
             assert communication_us <= counter["backward_comm_us"] + 20
             assert counter["backward_comm_us"] <= whole_us + 20
+
+
+def test_the_gpus_that_are_measured_are_those_recorded(ran: Ran) -> None:
+    """CUDA's own order begins with the faster ones."""
+    environment = read_json(ran.folder / "manifest.json", Manifest).environment
+    assert [one.name for one in environment.accelerators] == list(NAMES)
+    ranks = RunFolder(ran.folder).repeat(Cell("single", 1, 8), 0).ranks()
+    assert gpu_checks.measured_uuids(ranks) == {"d5000000-0000-0000-0000-000000000000"}
+
+
+def test_the_engine_that_torch_registers_is_recorded(ran: Ran) -> None:
+    """torch 2.14 has a second one, which it uses only when TORCH_DIST_USE_NCCL2 says so."""
+    engine = read_json(ran.folder / "manifest.json", Manifest).environment.nccl_engine
+    ranks = RunFolder(ran.folder).repeat(Cell("hsdp", DEVICES, 8), 0).ranks()
+    assert {engine, *(rank.nccl_engine for rank in ranks)} == {"ProcessGroupNCCL"}
+
+
+def test_every_group_of_a_mesh_has_the_jobs_limit(ran: Ran) -> None:
+    """80% of --timeout, where NCCL's own is ten minutes."""
+    of_mesh = [("0,1", "0,2"), ("0,1", "1,3"), ("2,3", "0,2"), ("2,3", "1,3")]
+    for rank, groups in enumerate(of_mesh):
+        expected = dict.fromkeys(("0,1,2,3", *groups), 0.8 * LIMIT_S)
+        assert ran.limits_s[f"groups3-rank{rank}"] == expected
+
+
+def test_replicas_of_hsdp_reduce_in_two_groups_at_once(ran: Ran) -> None:
+    """So no calibration of a pair of GPUs predicts them
+    (tests/launch/measuring/test_first_calibration.py).
+    """
+    reduced = ran.truth.collectives.query("name.str.contains('AllReduce') and ranks == 2")
+    devices = {frozenset(group) for _, group in reduced.groupby("communicator")["device"]}
+    assert devices == {frozenset({0, 2}), frozenset({1, 3})}
 
 
 def _events_ns(ran: Ran, trace: Path) -> list[int]:

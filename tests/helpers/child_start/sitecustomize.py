@@ -20,6 +20,7 @@ _HELPERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FORKED_RANKS, _LIGHT_TORCHRUN = (
     os.path.join(_HELPERS, name) for name in ("forked_ranks.py", "light_torchrun.py")
 )
+_OWN_PROCESS = os.path.join(os.path.dirname(_HELPERS), "user_models", "scripts", "own_launcher.py")
 _COMMANDS = ("attach", "calibrate", "detect", "doctor", "equal", "run", "train")
 _READERS = ("analyze", "bundle", "compare", "merge", "whatif")
 _MODULES = (
@@ -51,7 +52,8 @@ def _program_to_fork(arguments: list[str]) -> list[str] | None:
     module = arguments[:1] == ["-m"] and (
         arguments[1] in _MODULES or arguments[1].startswith(_PROGRAMS)
     )
-    return arguments if command or module or arguments[:1] == [_FORKED_RANKS] else None
+    script = arguments[:1] == [_FORKED_RANKS] or arguments[:1] == [_OWN_PROCESS]
+    return arguments if command or module or script else None
 
 
 def _rank_to_fork(arguments: list[str]) -> list[str] | None:

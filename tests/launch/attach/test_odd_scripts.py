@@ -22,12 +22,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def notes(out: Path) -> dict[str, list[list[str]]]:
-    return run_scripts(out, {name: f"{name}.py" for name in NAMES}, processes=2)
+    return run_scripts(out, {name: f"{name}.py" for name in NAMES}, processes=2, bare=False)
 
 
-def test_the_batch_is_the_sum_over_ranks_and_the_larger_one_makes_its_rank_late(
-    notes: dict[str, list[list[str]]], out: Path
-) -> None:
+def test_the_batch_is_the_sum_over_ranks(notes: dict[str, list[list[str]]], out: Path) -> None:
     """32 samples on rank 0, 96 on rank 1: 128 a step."""
     assert notes["uneven_batches"] == [[], []]
     report = report_of(out / "uneven_batches" / "run", Targets())

@@ -26,7 +26,7 @@ CASES = {
     "accumulation": ("accumulation.py", "ddp-d2-b16-accumulate-4-amp-bf16"),
     "synchronised": ("accumulation.py --sync-always", "ddp-d2-b16-accumulate-4-amp-bf16"),
     "two_optimizers": ("two_optimizers.py", "ddp-d2-b8"),
-    "own_trainer": ("own_trainer.py", "ddp-d2-b8"),
+    "own_trainer": ("own_trainer.py --workers 0", "ddp-d2-b8"),
     "compiled_gpt": ("compiled_gpt.py --width 16 --layers 1 --backend aot_eager", "ddp-d2-b4"),
     "late_rank": (f"{PLAIN} --slow-rank 1", "ddp-d2-b8-bucket-25mb"),
     "single_bucket": (f"{PLAIN} --width 600 --bucket-cap-mb 1000", "ddp-d2-b8-bucket-1000mb"),
@@ -61,7 +61,7 @@ SHARDED_BYTES = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 def run_every(out: Path, commands: dict[str, str], processes: int) -> dict[str, Job]:
     """The cell of each script."""
-    notes = run_scripts(out, commands, processes)
+    notes = run_scripts(out, commands, processes, bare=processes > 1)
     assert notes == {name: [[] for _ in range(processes)] for name in commands}
     for name in commands:
         printed = [

@@ -2,14 +2,18 @@
 refused.
 """
 
+import functools
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from dpscope.analysis.output import run_screen
+from dpscope.analysis.what_if import bases
 from dpscope.launch.contents import app
 from tests.helpers.paths import DATA, EXAMPLE_RUN, ROOT
 
@@ -19,6 +23,16 @@ KEYS = {
     *("devices", "nodes", "batch_size", "step_us", "low_us", "high_us", "exposed_us", "efficiency"),
     *("rests_on", "reason"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_run_is_read_once() -> Iterator[None]:
+    """No command changes what is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_screen, "load", functools.cache(run_screen.load))
+        of_run = functools.cache(bases.calibration_of_run)
+        patch.setattr(bases, "calibration_of_run", of_run)
+        yield
 
 
 def whatif(*arguments: object) -> Result:

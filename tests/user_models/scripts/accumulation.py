@@ -10,6 +10,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH, ACCUMULATE = 4, 4  # samples of a micro-batch, micro-batches of a step
+LENGTH = 4  # words of a sample
 
 
 class Tagger(nn.Module):
@@ -31,8 +32,8 @@ class Tagger(nn.Module):
 def batches(size: int, rank: int) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     generator = torch.Generator().manual_seed(rank)
     while True:
-        words = torch.randint(64, (size, 12), generator=generator)
-        yield {"words": words, "lengths": torch.full((size,), 12)}, words % 8
+        words = torch.randint(64, (size, LENGTH), generator=generator)
+        yield {"words": words, "lengths": torch.full((size,), LENGTH)}, words % 8
 
 
 def main() -> None:

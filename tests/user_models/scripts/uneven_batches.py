@@ -6,14 +6,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 distributed.init_process_group("gloo")
 samples = 32 if distributed.get_rank() == 0 else 96
-model = DistributedDataParallel(
-    nn.Sequential(
-        nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
-)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for _ in range(40):
     optimizer.zero_grad()
-    model(torch.randn(samples, 512)).sum().backward()
+    model(torch.randn(samples, 64)).sum().backward()
     optimizer.step()
 distributed.destroy_process_group()

@@ -1,8 +1,7 @@
 """A model that notes the time limit of each process group: `dpscope run --model
-tests.virtual_gpu.programs.noted_limits:small`.
+tests.virtual_gpu.programs.noted_limits:layered`.
 
-Each rank writes its groups' limits of the last forward into the file `rankN.json` of the folder in
-NOTED_LIMITS.
+Each rank writes its groups' limits of the last forward into a file of the folder in NOTED_LIMITS.
 """
 
 import json
@@ -12,13 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed, nn
 
+from tests.user_models import tiny_models
+
 FOLDER = "NOTED_LIMITS"
 
 
-def small() -> nn.Module:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+def layered() -> tiny_models.Workload:
+    model, shape, classes = tiny_models.layered()
     model.register_forward_pre_hook(note)
-    return model
+    return model, shape, classes
 
 
 def note(model: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -29,5 +30,5 @@ def note(model: nn.Module, inputs: tuple[Tensor]) -> None:
         backend = group._get_backend(torch.device("cuda"))
         ranks = ",".join(map(str, distributed.get_process_group_ranks(group)))
         limits[ranks] = backend.options._timeout.total_seconds()
-    path = Path(os.environ[FOLDER]) / f"rank{distributed.get_rank()}.json"
-    path.write_text(json.dumps(limits))
+    name = f"groups{len(limits)}-rank{distributed.get_rank()}.json"
+    (Path(os.environ[FOLDER]) / name).write_text(json.dumps(limits))

@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint32_t DEFAULT_STREAM_ID = 7;     // as CUPTI reports it
 constexpr uint32_t FIRST_STREAM_ID = 13;
-constexpr useconds_t POLL_US = 100;           // of what other processes write; no time depends on it
+constexpr useconds_t POLL_US = 1000;          // of what other processes write; no time depends on it
 auto &work_came = *new std::condition_variable_any;
 auto &streams = *new std::set<Stream *>;
 
@@ -133,7 +133,7 @@ void enqueue(Stream *stream, const Resolve &resolve) {
 }
 
 void finish(Stream *stream) {
-    for (;; usleep(POLL_US / 2)) {
+    for (;; usleep(POLL_US)) {
         Nanoseconds end;
         {
             std::lock_guard guard(clock_lock);

@@ -108,6 +108,7 @@ Node read_node() {
     int count = (int)node.devices.size();
     node.cuda_devices = (int)record.number("cuda_devices", count);
     node.nvml_devices = (int)record["nvml"].number("devices", count);
+    for (const Json &name : record["nvml"]["missing"].items) node.nvml_missing.insert(name.text);
     node.truth_folder = record.string("truth_folder", "");
     node.meeting_folder = record.string("meeting_folder", "/dev/shm");
     node.host_gb_per_s = record.number("host_gb_per_s", 10);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,7 @@ struct Node {
     std::vector<std::vector<Link>> links;  // by two physical indices
     int cuda_devices;                      // CUDA sees at most so many
     int nvml_devices;
+    std::set<std::string> nvml_missing;  // functions
     std::string truth_folder, meeting_folder;
     double host_gb_per_s;
     Nanoseconds launch_ns, copy_ns, kernel_ns, matrix_ns;

@@ -1,4 +1,4 @@
-// libnvidia-ml, a library by itself: a test may hide functions of it, as an older driver has none of them.
+// libnvidia-ml. Of a node whose driver is older some functions answer as pynvml does for one that is not there.
 //
 // Declarations: NVIDIA's NVML API reference, as pynvml (nvidia-ml-py) has them in ctypes; no wheel of torch's has nvml.h. Callers:
 // profiling/machine through pynvml, torch.cuda (device_count), CUDACachingAllocator.cpp where memory is short.
@@ -13,7 +13,9 @@ using namespace vgpu;
 
 namespace {
 
-enum Answer { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15 };
+enum Answer {
+    SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15
+};
 constexpr unsigned NVLINKS = 12;  // of each device: links 0 to 11, to the peers in turn
 constexpr unsigned long long USED_BYTES = 300ull << 20;
 
@@ -64,13 +66,17 @@ int lost(void *handle) {
     return SUCCESS;
 }
 
+int unless_missing(const char *function) {
+    return node().nvml_missing.count(function) ? FUNCTION_NOT_FOUND : SUCCESS;
+}
+
 }  // namespace
 
 extern "C" {
 
 int nvmlInit_v2() { return SUCCESS; }
 int nvmlInit() { return SUCCESS; }  // torch asks by this name
-int nvmlInitWithFlags(unsigned) { return SUCCESS; }
+int nvmlInitWithFlags(unsigned) { return unless_missing(__func__); }
 int nvmlShutdown() { return SUCCESS; }
 const char *nvmlErrorString(int answer) { return answer == NOT_SUPPORTED ? "Not Supported" : "error of the virtual NVML"; }
 
@@ -147,7 +153,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory2 *memory) {
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *, unsigned *count, void *) {
     *count = 0;
-    return SUCCESS;
+    return unless_missing(__func__);
 }
 
 int nvmlDeviceGetComputeRunningProcesses(void *, unsigned *count, void *) {  // torch asks by this name

@@ -22,7 +22,7 @@ struct Event {
 };
 
 using GraphHandle = std::shared_ptr<Graph>;
-constexpr useconds_t EVENT_POLL_US = 50;
+constexpr useconds_t EVENT_POLL_US = 1000;
 
 std::shared_ptr<Mark> mark_of(cudaEvent_t event) {
     std::lock_guard guard(clock_lock);
