@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from dpscope.analysis.costs.calibration_files import calibration_of_run
 from dpscope.analysis.output import run_screen
 from dpscope.analysis.what_if import bases
 from dpscope.launch.contents import app
@@ -30,8 +31,7 @@ def _each_run_is_read_once() -> Iterator[None]:
     """No command changes what is read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_screen, "load", functools.cache(run_screen.load))
-        of_run = functools.cache(bases.calibration_of_run)
-        patch.setattr(bases, "calibration_of_run", of_run)
+        patch.setattr(bases, "calibration_of_run", functools.cache(calibration_of_run))
         yield
 
 

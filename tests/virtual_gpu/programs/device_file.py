@@ -9,5 +9,6 @@ from dpscope.launch.jobs import devices
 
 if __name__ == "__main__":
     assert devices.present_gpus() is None
-    devices._DEVICE_FILES = (Path("/dev/null"),)
+    null = Path("/dev/null")
+    devices._DEVICE_FILES = (null, null, null)
     contents.app()
