@@ -34,15 +34,16 @@ def main() -> None:
     SIGTERM and SIGHUP, where no job takes them, are a line and status 128 + their number.
     """
     _open_standard_files()
-    _take_signals()
-    _print_in_any_encoding()
-    # some terminals and CI systems set it where the width is unknown
-    if os.environ.get("COLUMNS") == "0":
-        del os.environ["COLUMNS"]
-    # New objects before cycles are searched for: at the usual 700 an eighth of reading a trace.
-    gc.set_threshold(100_000)
     try:
         try:
+            _take_signals()  # one may come at once
+            _print_in_any_encoding()
+            # some terminals and CI systems set it where the width is unknown
+            if os.environ.get("COLUMNS") == "0":
+                del os.environ["COLUMNS"]
+            # New objects before cycles are searched for: at the usual 700 an eighth of reading a
+            # trace.
+            gc.set_threshold(100_000)
             from dpscope.launch import contents  # takes most of the time until a command begins
 
             contents.app()

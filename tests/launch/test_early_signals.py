@@ -71,16 +71,26 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 
 @pytest.mark.process
-def test_signals_are_taken_before_the_commands_are_loaded() -> None:
-    """Loading the command line takes most of the time until a command begins."""
-    loads = (
-        "import signal, sys\nfrom dpscope.launch import cli\nassert 'typer' not in sys.modules\n"
+@pytest.mark.parametrize(
+    "arrives",
+    [
+        "cli._print_in_any_encoding = lambda: signal.raise_signal(signal.SIGTERM)",
         "class Commands:\n    def find_spec(self, name, *_):\n        if name == 'typer':\n"
         "            signal.raise_signal(signal.SIGTERM)\n"
-        "sys.meta_path.insert(0, Commands())\ncli.main()"
+        "sys.meta_path.insert(0, Commands())",
+    ],
+    ids=["at once", "while the commands are loaded"],
+)
+def test_signals_are_taken_before_the_commands_are_loaded(arrives: str) -> None:
+    """Loading the command line takes most of the time until a command begins."""
+    imports = (
+        "import signal, sys\nfrom dpscope.launch import cli\nassert 'typer' not in sys.modules\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", loads], capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{imports}{arrives}\ncli.main()"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (143, "dpscope: stopped by SIGTERM\n")
 
