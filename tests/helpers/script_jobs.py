@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.helpers.paths import USER_MODELS
+from tests.helpers.paths import ROOT, USER_MODELS
 from tests.helpers.ranks import ended_ranks
 
 SCRIPTS = USER_MODELS / "scripts"
@@ -20,9 +20,10 @@ def run_scripts(
     With `bare` each file runs without dpscope, too: its output must be the same.
     """
     words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
-    command = [sys.executable, str(USER_MODELS / "every_script.py"), str(out), json.dumps(words)]
+    program = "tests.user_models.every_script"
+    command = [sys.executable, "-m", program, str(out), json.dumps(words)]
     command += ["bare"] if bare else []
-    for status, _, errors in ended_ranks(command, processes):
+    for status, _, errors in ended_ranks(command, processes, cwd=ROOT):
         assert status == 0, errors
     notes = {}
     for name in commands:

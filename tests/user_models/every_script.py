@@ -1,8 +1,9 @@
 """Training scripts one after another in this rank of a job, attached to, and with `bare` each file
 first as it is, with the first of its arguments: torch is loaded once.
 
-python every_script.py OUT CASES [bare]: CASES is JSON, for each name the script with its arguments.
-The output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to OUT/<name>/run.
+python -m tests.user_models.every_script OUT CASES [bare]: CASES is JSON, for each name the script
+with its arguments. The output and dpscope's notes go to OUT/<name>/rank<rank>.json, measurements to
+OUT/<name>/run.
 """
 
 import contextlib
@@ -20,6 +21,8 @@ from dpscope.profiling.attached.settings import AttachSettings
 from dpscope.profiling.store.files import write_text
 
 WARMUP, TIMED, TRACED = 5, 8, 6
+if any("aot_eager" in argument for argument in sys.argv):  # the compiler, once for all ranks
+    import torch._inductor.fx_passes.post_grad  # noqa: F401
 
 
 def agreed_port(written: Path) -> str:

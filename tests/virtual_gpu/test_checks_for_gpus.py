@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.virtual_gpu.conftest import Plant
 from tests.virtual_gpu.node import LIGHT_TORCHRUN, healthy_node
 
-CHECKS = ("launch-bound", "out_of_memory", "attach_on_all", "warnings")
+CHECKS = ("out_of_memory", "attach_on_all", "warnings")
 
 
 def test_checks_pass_on_a_healthy_node(plant: Plant, tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ LATE = """
 import sys, time, torch
 from torch import distributed
 distributed.init_process_group("gloo")
-for _ in range(40):
+for _ in range(20):
     if distributed.get_rank() == int(sys.argv[1]):
-        time.sleep(0.03)
+        time.sleep(0.1)
     distributed.all_reduce(torch.zeros(1000))
 distributed.destroy_process_group()
 """
@@ -101,7 +101,7 @@ def test_all_collectives_of_a_script_are_recorded_and_show_its_late_rank(tmp_pat
     (recorded,) = RunFolder(tmp_path / "run").collectives()
     summary = summarise(read_job(find_files(recorded), 1 << 30))
     assert summary.job.ranks == (0, 1, 2)
-    assert summary.waiting.counts.matched == 3 * 40
+    assert summary.waiting.counts.matched == 3 * 20
     worst = rank_rows(summary)[0]
     assert worst["rank"] == late
-    assert worst["lateness_us"] == pytest.approx(30_000, rel=0.15)
+    assert worst["lateness_us"] == pytest.approx(100_000, rel=0.15)
