@@ -11,8 +11,8 @@ from dpscope.launch.workload.models import build_model
 LATE_S = 0.02
 
 
-def _late_on_rank_1(model: nn.Module, late_s: float = LATE_S) -> nn.Module:
-    """Before every forward rank 1 waits for its device and then `late_s`: work that is queued would
+def _late_on_rank_1(model: nn.Module) -> nn.Module:
+    """Before every forward rank 1 waits for its device and then LATE_S: work that is queued would
     hide the delay.
     """
 
@@ -20,7 +20,7 @@ def _late_on_rank_1(model: nn.Module, late_s: float = LATE_S) -> nn.Module:
         if os.environ.get("RANK") == "1":
             if inputs[0].is_cuda:
                 torch.cuda.synchronize(inputs[0].device)
-            time.sleep(late_s)
+            time.sleep(LATE_S)
 
     model.register_forward_pre_hook(wait)
     return model
@@ -29,11 +29,6 @@ def _late_on_rank_1(model: nn.Module, late_s: float = LATE_S) -> nn.Module:
 def late_on_rank_1() -> nn.Module:
     """ResNet-18 for CIFAR, late on one rank."""
     return _late_on_rank_1(build_model("resnet18_cifar").model)
-
-
-def late_tiny() -> nn.Module:
-    """A small model, late on one rank by more than other programs on the host delay the other."""
-    return _late_on_rank_1(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)), late_s=0.1)
 
 
 def channels_last() -> nn.Module:
