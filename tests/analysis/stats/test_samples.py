@@ -16,7 +16,6 @@ from dpscope.analysis.stats.samples import (
     joint_draws,
     median_estimate,
     median_slope,
-    pooled_median,
     pooled_spread,
     ratio_estimate,
     spread_in_turns,
@@ -34,14 +33,6 @@ def samples(seed: int, middle: float, spread: float = 1.0, count: int = 30) -> n
 def steady(*middles: float) -> list[np.ndarray]:
     """A repeat of five equal steps for each value."""
     return [np.full(5, middle) for middle in middles]
-
-
-def test_median_interval_holds_the_median_and_counts_all() -> None:
-    repeats = [samples(1, 100), samples(2, 100)]
-    found = median_estimate(repeats)
-    assert found.count == 60
-    assert found.value == np.median(np.concatenate(repeats)) == pooled_median(repeats)
-    assert known(found.low) < known(found.value) < known(found.high)
 
 
 APART = steady(100 * np.exp(-0.01), 100 * np.exp(0.01))

@@ -24,6 +24,7 @@ def test_a_mean_of_counts_has_decimals(values: list[float | None], shown: str) -
 
 def test_ranks_beyond_the_most_ranges_are_counted() -> None:
     assert as_ranges([0, 2, 4, 5, 6], most=2) == "0, 2 and 3 more"
+    assert as_ranges([0, 1, 4, 5, 6]) == "0, 1, 4 to 6"
 
 
 def test_a_table_has_one_unit_of_times_and_a_meaning_for_each_heading() -> None:

@@ -159,20 +159,6 @@ def test_hosts_that_ran_ahead_show_it_without_a_rank_s_dump(
     assert step.endswith(f"add the records of rank {gone}") == missing
 
 
-@pytest.mark.parametrize(
-    ("gone", "waiting"),
-    [((12, 14), "ranks 0, 2, 8, 10, 13, 15"), ((13, 15), "ranks 1, 3, 9, 11, 12, 14")],
-)
-def test_where_all_wait_for_lost_dumps_devices_of_both_may_have_failed(
-    tmp_path: Path, gone: tuple[int, int], waiting: str
-) -> None:
-    summary = without(tmp_path, *gone, job="gpu_error")
-    step = said(summary.verdict, "next")
-    assert step.startswith(
-        f"NEXT: Look at ranks {as_ranges(gone)} first, then at the devices of {waiting}: device failed (Xid, ECC), or"
-    )
-
-
 def test_ranks_that_wait_for_each_other_are_no_failed_device(tmp_path: Path) -> None:
     """Rank 0 is in the first of two groups and rank 1 in the second, and neither began the other."""
     calls = [pending(5) | {"process_group": (name, name)} for name in ("a", "b")]
