@@ -98,7 +98,7 @@ def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
     analysis = analyzed(EXAMPLE_RUN)
     with pytest.raises(KeyError, match="foo: choose from cells, every_step"):
         analysis.frames["foo"]
-    with pytest.raises(KeyError, match="foo: choose from which, cost"):
+    with pytest.raises(KeyError, match="foo: choose from which, accuracy, speed, cost"):
         analysis.verdict.fact("foo")
 
 
