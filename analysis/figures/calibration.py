@@ -156,7 +156,6 @@ def draw_models(
         if is_noisy(fit):
             label = "calibration's fit (noisy)"
             style = "-."
-            axes.annotate("noisy fit", (0.98, 0.03), xycoords="axes fraction", ha="right")
         axes.plot(curve, fitted, style, label=label, **_CURVE)
         for piece in fit.pieces[1:]:
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, ymax=0.8, **_BREAK)

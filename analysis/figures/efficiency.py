@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _IDEAL = 100  # percent
+_FEWEST_POINTS = 3
 _TITLE_WIDTH = 70  # characters
 _LOGARITHMIC = 8  # times the least count, from which small counts would stand on each other
 
@@ -28,8 +29,10 @@ class Efficiencies(NamedTuple):
 
 
 def efficiency_figure(of: Efficiencies) -> "Figure | None":
-    """Predictions with their bands as whiskers, and the measured points; None without predictions."""
-    if not of.predicted:
+    """Predictions with their bands as whiskers, and the measured points; None without predictions, or
+    with so few points that they show no course.
+    """
+    if not of.predicted or len(of.predicted) + len(of.measured) < _FEWEST_POINTS:
         return None
     drawn, (axes,) = new_figure(rows=9)
     devices, *shares = np.array(of.predicted, dtype=float).T

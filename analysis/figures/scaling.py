@@ -1,6 +1,5 @@
 """Speedup and efficiency over devices, and step time and throughput over the batch."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from dpscope.analysis.stats.samples import Estimate
 from dpscope.analysis.stats.scaling_laws import FARTHEST_FACTOR, predicted_speedup
 from dpscope.analysis.text.units import choose_unit
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.profiling.records.finding import counted, grouped
+from dpscope.profiling.records.finding import counted
 
 TARGET, LAW, BAND = "target efficiency", "fitted law", "interval of the law"
 """Labels of what not every figure has."""
@@ -144,11 +143,12 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
         return None
     unit = choose_unit("time", [row.step_us for row in comparison.rows.values()])
     figure, (left, right) = new_figure(8, columns=2)
-    drawn_at = grouped((data.cell.batch_size, data.name) for data in every if data.measured)
+    middle = (len(series) - 1) / 2
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
         timed = [data for data in cells if data.measured]
         rows = [comparison.rows[data.name] for data in timed]
-        places = [_beside(data, drawn_at[data.cell.batch_size]) for data in timed]
+        aside: float = _ASIDE ** (index - middle)
+        places = [data.cell.batch_size * aside for data in timed]
         full = [data.cell.batch_size for data in cells if ran_out_of_memory(data)]
         for axes, column, divisor in (
             (left, "step_us", unit.divisor),
@@ -200,15 +200,6 @@ def _by_batch(run: RunData) -> dict[tuple[str, str, str], list[Job]]:
             where = f"{counted(data.devices, 'device')}{over}"
             series.setdefault((data.strategy, where, data.variant), []).append(data)
     return series
-
-
-def _beside(data: Job, names: Sequence[str]) -> float:
-    """Where a cell is drawn, next to the others of its batch by `names`; alone, at its batch."""
-    middle = (len(names) - 1) / 2
-    from_middle = names.index(data.name) - middle
-    factor: float = _ASIDE**from_middle
-    batch = data.cell.batch_size
-    return batch * factor
 
 
 def _line(points: int, variant: str) -> str:

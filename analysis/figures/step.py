@@ -86,6 +86,9 @@ def stacked(labels: Sequence[str], parts: _Parts, x_label: str) -> Figure | None
     return figure
 
 
+_SEEN = 0.005  # of the longest bar: a shorter part cannot be seen
+
+
 def measured_and_estimated(comparison: Comparison) -> Figure | None:
     """Three bars for each cell on several devices: measured, stacked; the subtraction with its
     interval; the ring formula.
@@ -104,10 +107,12 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     figure, (axes,) = new_figure(bars, width=NARROW, row_height=0.2)
     cells = np.arange(len(rows), dtype=float)
     places = cells - _BAR * len(shortcuts) / 2
-    parts = _of_rows(_MEASURED, rows, unit.divisor)
-    style.bar_rows(axes, places, parts, _THICKNESS)
+    parts = dict(_of_rows(_MEASURED, rows, unit.divisor))
     hidden = _lengths(rows, "hidden_us", unit)
     exposed = _lengths(rows, "exposed_us", unit)
+    if _longest(hidden) <= _SEEN * _longest(hidden + exposed):
+        parts.pop("hidden", None)
+    style.bar_rows(axes, places, parts, _THICKNESS)
     _whiskers(axes, places, rows, "exposed_us", hidden + exposed, unit)
     for column, label in shortcuts.items():
         places = places + _BAR
@@ -121,6 +126,11 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     axes.set_xlim(left=min(0.0, left))
     style.downwards(axes, f"time per step [{unit.label}]")
     return figure
+
+
+def _longest(lengths: FloatColumn) -> float:
+    """Of those that are known."""
+    return float(np.nan_to_num(lengths).max(initial=0.0))
 
 
 def _has_any(row: CellRow) -> bool:

@@ -29,8 +29,14 @@ def test_predictions_have_whiskers_and_measured_points_none(
 
 
 def test_what_makes_predictions_too_good_is_the_title() -> None:
-    too_good = Efficiencies(
-        "ddp-d2-b8", POINTS, limits=["8 devices: too optimistic for this host."]
-    )
-    assert known(efficiency_figure(too_good)).axes[0].get_title() == too_good.limits[0]
-    assert not known(efficiency_figure(Efficiencies("ddp-d2-b8", POINTS))).axes[0].get_title()
+    limits = ["8 devices: too optimistic for this host."]
+    measured = [(2, 0.8)]
+    too_good = Efficiencies("ddp-d2-b8", POINTS, measured, limits)
+    assert known(efficiency_figure(too_good)).axes[0].get_title() == limits[0]
+    unlimited = Efficiencies("ddp-d2-b8", POINTS, measured)
+    assert not known(efficiency_figure(unlimited)).axes[0].get_title()
+
+
+def test_two_points_are_not_drawn() -> None:
+    assert efficiency_figure(Efficiencies("ddp-d2-b8", POINTS[1:], [(2, 0.8)])) is None
+    assert efficiency_figure(Efficiencies("ddp-d2-b8", (), [(2, 0.8), (4, 0.5), (8, 0.4)])) is None

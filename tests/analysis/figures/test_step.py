@@ -1,5 +1,7 @@
 """Where a step goes, drawn for cells whose names are long."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
@@ -9,7 +11,7 @@ from dpscope.analysis.figures.step import measured_and_estimated, stacked, step_
 from dpscope.analysis.figures.style import finish, labelled
 from dpscope.profiling.records.run import Cell
 from tests.helpers.known import known
-from tests.helpers.made_rows import made_row
+from tests.helpers.made_rows import made_row, with_values
 from tests.helpers.made_verdicts import comparison
 from tests.helpers.run_cells import all_reduces, cell_data, windows
 
@@ -73,6 +75,16 @@ def test_the_measured_bar_ends_in_the_interval_of_its_exposed_part() -> None:
     (lines,) = measured.lines[2]
     drawn = [sorted(segment[:, 0]) for segment in lines.get_segments()]
     assert np.ravel(drawn) == pytest.approx([10, 15, 1, 4])
+
+
+def test_hidden_is_in_the_legend_where_its_bar_can_be_seen() -> None:
+    compared = reported(FIVE_REPEATS).comparison
+    rows = [row for row in compared.rows.values() if row.communication_us is not None]
+    for hidden_us, seen in ((0.001, False), (100e3, True)):
+        changed = {row.cell: with_values(row, hidden_us=hidden_us) for row in rows}
+        rows_shown = {**compared.rows, **changed}
+        (axes,) = known(measured_and_estimated(replace(compared, rows=rows_shown))).axes
+        assert ("hidden" in axes.get_legend_handles_labels()[1]) == seen
 
 
 def test_the_value_of_a_row_stands_behind_its_whisker() -> None:
