@@ -1,5 +1,6 @@
 """The answer of `dpscope compare` in one line, and the findings about what limits it."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
@@ -113,9 +114,11 @@ def _more_repeats(noisiest: Change, cells: int) -> str:
     now = show_share(noisiest.detectable)
     then = f"{100 * detectable:g}%"
     detects = f"detect about {then}{where}, where these detect {now}"
+    next_percent = math.floor(100 * (noisiest.detectable or 0.0)) + 1
+    raised = f"raise --fail-over to {next_percent}%"
     if detectable > noisiest.fail_over:
-        return f"{sides} would {detects}: raise --fail-over, or make the machine quieter"
-    return f"measure {sides}, which would {detects}, or raise --fail-over"
+        return f"{sides} would {detects}: {raised}, or make the machine quieter"
+    return f"measure {sides}, which would {detects}, or {raised}"
 
 
 def _repeats(change: Change) -> str:

@@ -150,7 +150,7 @@ def _csv(found: Judgement) -> str:
 
 
 def _github(found: Judgement) -> str:
-    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; the parts folded."""
+    """Markdown for $GITHUB_STEP_SUMMARY: the verdict, the steps, the findings; the rest folded."""
     steps, *others = (render(table, "markdown") for table in _tables(found, GITHUB_ROWS))
     parts = [
         f"### dpscope compare: {STATUS_WORDS[found.status]}\n",
@@ -158,10 +158,12 @@ def _github(found: Judgement) -> str:
         steps,
         *map(finding_line, found.findings),
     ]
+    folded = {"Every quantity": others}
     if found.after is not None:
-        parts += ["\n**After**\n", *facts_in_markdown(found.after), ""]
-    folded = "\n".join(others)
-    parts += [f"\n<details><summary>Every quantity</summary>\n\n{folded}\n</details>"]
+        folded["The later run"] = facts_in_markdown(found.after)
+    for summary, lines in folded.items():
+        text = "\n".join(lines)
+        parts.append(f"\n<details><summary>{summary}</summary>\n\n{text}\n</details>")
     return "\n".join(parts)
 
 

@@ -218,7 +218,9 @@ def _values(sessions: Sequence[Mapping[str, HyperParameter]]) -> dict[str, list[
 def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
     for name, figure in drawn.items():
         dots = figure.bbox  # at the dots per inch of PNG
-        log.image(name, figures.saved(figure, "png"), int(dots.width), int(dots.height))
+        png = figures.saved(figure, "png")
+        caption = figures.caption_of(name, figure)
+        log.image(name, png, int(dots.width), int(dots.height), caption)
 
 
 def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:

@@ -76,9 +76,11 @@ class EventLog(AbstractContextManager["EventLog"]):
             )
         )
 
-    def image(self, tag: str, png: bytes, width: int, height: int) -> None:
+    def image(self, tag: str, png: bytes, width: int, height: int, description: str) -> None:
+        """With what TensorBoard shows behind the image's information sign."""
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
-        self._add(Summary(value=[Summary.Value(tag=tag, image=image)]))
+        metadata = SummaryMetadata(summary_description=cleaned(description))
+        self._add(Summary(value=[Summary.Value(tag=tag, metadata=metadata, image=image)]))
 
     def experiment(
         self, hyperparameters: Mapping[str, Sequence[HyperParameter]], metrics: Mapping[str, str]

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from dpscope.analysis.figures.draw import FIGURES
 from dpscope.analysis.output.tensorboard import plugin_copy, write_plugin_copies, write_tensorboard
 from dpscope.analysis.report.build import Report
 from dpscope.profiling.mirrors.tensorboard_mirror import EventLog
@@ -128,8 +129,11 @@ def test_trainings_alone(tmp_path: Path) -> None:
     folder = write_tensorboard(
         [write_trained(tmp_path, [Cell("ddp", 2, 16)], records, epochs=2)], None
     )
-    tags = EventAccumulator(str(folder / "report")).Reload().Tags()
+    report = EventAccumulator(str(folder / "report")).Reload()
+    tags = report.Tags()
     assert {"training_accuracy", "training_loss"} <= {*tags["images"], *tags["tensors"]}
+    of_image = report.SummaryMetadata("training_loss").summary_description
+    assert of_image.startswith(FIGURES["training_loss"].caption)
     assert "training/text_summary" in tags["tensors"]
     events = EventAccumulator(str(folder / "training" / "ddp-d2-b16" / "seed0")).Reload()
     assert [one.value for one in events.Scalars("accuracy_percent/test")] == [51.0, 52.0]
