@@ -2,7 +2,7 @@
 were left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, capital
@@ -32,14 +32,7 @@ def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
         files = listed([summary.source for summary in data.without_communication], NAMED_FILES)
         line = f"{files}: no communication in what could be read, so no number includes this"
         yield Fact("limits", "LEFT OUT", (line,), basis="each of them is a finding")
-    for code, basis in _LEFT_OUT.items():
-        for finding in _of_code(data, code):
-            yield Fact("limits", "LEFT OUT", (finding.message,), basis)
-    unread = _of_code(data, TraceCode.FILE_NOT_READ)
-    if unread:
-        files = counted(len(unread), "file")
-        line = f"{files}: {unread[0].message}"
-        yield Fact("limits", "NOT READ", (line,), basis="each of them is a finding")
+    yield from limits_of_files(data.findings)
     if not data.has_whole_step:
         yield _no_whole_step(data)
     if row is None:
@@ -49,12 +42,24 @@ def _limits(data: Job, row: CellRow | None) -> Iterator[Fact]:
         yield Fact("limits", "ABOVE PEAK", lines)
 
 
+def limits_of_files(findings: Sequence[Finding]) -> Iterator[Fact]:
+    """What was left out, and files that were not read."""
+    for code, basis in _LEFT_OUT.items():
+        for finding in _of_code(findings, code):
+            yield Fact("limits", "LEFT OUT", (finding.message,), basis)
+    unread = _of_code(findings, TraceCode.FILE_NOT_READ)
+    if unread:
+        files = counted(len(unread), "file")
+        line = f"{files}: {unread[0].message}"
+        yield Fact("limits", "NOT READ", (line,), basis="each of them is a finding")
+
+
 def _no_whole_step(data: Job) -> Fact:
     """Why no step is whole, and how to mark steps where none is."""
     line = "no training step was recorded whole: times are from a rank's first event to its last"
     lines = [line]
     basis = f"only the first traced step is there: {UNKNOWN_START}"
-    unmarked = _of_code(data, TraceCode.NO_STEPS)
+    unmarked = _of_code(data.findings, TraceCode.NO_STEPS)
     if unmarked:
         basis = "the traces mark no step"
         advice = unmarked[0].next_step
@@ -62,6 +67,5 @@ def _no_whole_step(data: Job) -> Fact:
     return Fact("limits", "NO WHOLE STEP", tuple(lines), basis)
 
 
-def _of_code(data: Job, code: TraceCode) -> list[Finding]:
-    """The job's findings with this code."""
-    return [finding for finding in data.findings if finding.code == code.code]
+def _of_code(findings: Sequence[Finding], code: TraceCode) -> list[Finding]:
+    return [finding for finding in findings if finding.code == code.code]

@@ -220,6 +220,13 @@ def as_ranges(ranks: Sequence[int], most: int = 8) -> str:
     return ", ".join(named) + (f" and {left} more" if left else "")
 
 
+def ranks_named(ranks: Sequence[int]) -> str:
+    noun = "ranks"
+    if len(ranks) == 1:
+        noun = "rank"
+    return f"{noun} {as_ranges(ranks)}"
+
+
 def name_folded(name: str, width: int) -> str:
     """A cell's name over several lines, broken after hyphens and underscores.
 

@@ -96,6 +96,7 @@ def read(file: Path, content: bytes) -> list[Process]:
         version=f"Flight Recorder {dumps[-1].version}",
         groups=tuple(groups.values()),
         group_ranks={},
+        groups_by_name=groups,
     )
     return [process]
 
@@ -148,14 +149,18 @@ def _group(file: Path, name: str, config: _Config) -> Group:
     return Group(f"{config.desc} {ranks}", shown, len(ranks), ranks)
 
 
+def rank_in_name(file: Path) -> int | None:
+    match = _RANK.search(file.name)
+    return int(match[1]) if match else None
+
+
 def _rank(file: Path, dump: _Dump, groups: dict[str, Group]) -> int:
     """By dpscope or by the file's name; it must be in each of the process's groups."""
     members = [set(group.ranks) for group in groups.values()]
     shared = set.intersection(*members) if members else set()
     rank = dump.rank
-    match = _RANK.search(file.name)
-    if rank is None and match:
-        rank = int(match[1])
+    if rank is None:
+        rank = rank_in_name(file)
     if rank is None and len(shared) == 1:
         rank = min(shared)
     if rank is None:

@@ -12,6 +12,7 @@ from dpscope.analysis.text.units import as_ranges
 from dpscope.analysis.traces.ranks.process_pool import over_cores
 from dpscope.analysis.traces.ranks.readers import FoundFiles
 from dpscope.analysis.whole_job import dumps, inspector
+from dpscope.analysis.whole_job.one_job import one_job
 from dpscope.analysis.whole_job.records import Group, Process
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
 from dpscope.profiling.records.trace_codes import TraceCode
@@ -31,6 +32,9 @@ class RecordedJob:
     hosts: tuple[str | None, ...]
     members: Mapping[Group, tuple[int, ...]]
     findings: tuple[Finding, ...] = ()
+    unread: frozenset[int | None] = (
+        frozenset()
+    )  # ranks that files which cannot be read are named by
 
     @property
     def world(self) -> int:
@@ -40,8 +44,14 @@ class RecordedJob:
 
     @property
     def missing(self) -> list[int]:
+        """The ranks without a record, or with one that could not be read."""
+        every = set(range(self.world))
+        return sorted(every - set(self.ranks))
+
+    @property
+    def absent(self) -> list[int]:
         """The ranks without a record."""
-        return sorted(set(range(self.world)) - set(self.ranks))
+        return [rank for rank in self.missing if rank not in self.unread]
 
     @property
     def source(self) -> str:
@@ -64,7 +74,10 @@ class RecordedJob:
     @property
     def is_gloo(self) -> bool:
         """Whether gloo ran all of its collectives; False if it has none."""
-        return {call.clock for process in self.processes for call in process.calls} == {"gloo"}
+        clocks = set()
+        for process in self.processes:
+            clocks.update(call.clock for call in process.calls)
+        return clocks == {"gloo"}
 
 
 def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> RecordedJob:
@@ -75,28 +88,36 @@ def read_job(found: FoundFiles, max_bytes: int, hosts: Path | None = None) -> Re
     """
     outcomes = over_cores(partial(_read, max_bytes=max_bytes), found.files, found.files)
     processes: list[Process] = []
-    unread: list[Finding] = []
-    for outcome in outcomes:
+    findings: list[Finding] = []
+    unread: set[int | None] = set()
+    for file, outcome in zip(found.files, outcomes, strict=True):
         if isinstance(outcome, str):
-            unread.append(TraceCode.FILE_NOT_READ.finding(outcome))
+            findings.append(TraceCode.FILE_NOT_READ.finding(outcome))
+            unread.add(dumps.rank_in_name(file))
         else:
             processes += outcome
+
     if not processes:
-        raise DpscopeError(unread[0].message)
-    ranked = _ranked(processes)
+        raise DpscopeError(findings[0].message)
+    of_job = one_job(processes)
+    findings += of_job.findings
+    ranked = _ranked(of_job.processes)
     job = RecordedJob(
         processes=tuple(ranked.values()),
         ranks=tuple(ranked),
         hosts=tuple(_hosts(hosts, ranked)),
         members=_members(ranked),
+        unread=frozenset(unread),
     )
-    return replace(job, findings=(*unread, *_findings(job)))
+    return replace(job, findings=(*findings, *_findings(job)))
 
 
 def _read(file: Path, max_bytes: int) -> list[Process] | str:
     """The processes of a file, or why it cannot be read."""
     try:
         content = _content(file, max_bytes)
+        if not content:
+            raise DpscopeError(f"{file}: is empty; copy it again, or analyse the other ranks")
         head = content[:_PIECE_BYTES]
         if b'"coll_perf"' in head or b'"p2p_perf"' in head:
             return inspector.read(file, content)
@@ -165,9 +186,8 @@ def _members(ranked: Mapping[int, Process]) -> dict[Group, tuple[int, ...]]:
     """The ranks of the job's groups: as recorded, or those whose records name the group."""
     ranks_of: dict[Group, list[int]] = {}
     for rank, process in ranked.items():
-        groups = dict.fromkeys(process.groups)
-        groups |= dict.fromkeys(call.group for call in process.calls)
-        for group in groups:
+        called = [call.group for call in process.calls]
+        for group in dict.fromkeys([*process.groups, *called]):
             ranks = ranks_of.setdefault(group, list(group.ranks))
             if not group.ranks:
                 ranks.append(rank)
@@ -215,10 +235,11 @@ def read_hosts(path: Path) -> dict[int, str]:
 
 def _findings(job: RecordedJob) -> Iterator[Finding]:
     """What is wrong with the records."""
-    if job.missing:
-        ranks = f"{counted(len(job.missing), 'rank')} of {job.world}"
+    if job.absent:
+        ranks = counted(len(job.absent), "rank")
+        named = as_ranges(job.absent)
         yield TraceCode.RANKS_MISSING.finding(
-            f"no record of {ranks}: {as_ranges(job.missing)}",
+            f"no record of {ranks} of {job.world}: {named}",
             "add their records: groups with a missing rank have no transfer and no wait",
         )
     if job.damaged:
@@ -229,8 +250,9 @@ def _findings(job: RecordedJob) -> Iterator[Finding]:
     versions = grouped((process.version, rank) for rank, process in job.by_rank)
     if len(versions) > 1:
         named = [f"{version}: rank {as_ranges(ranks)}" for version, ranks in versions.items()]
+        listed_versions = "; ".join(named)
         yield TraceCode.TRACE_OF_ANOTHER_JOB.finding(
-            f"the ranks' records are of unlike versions, as of different jobs: {'; '.join(named)}",
+            f"the ranks' records are of unlike versions, as of different jobs: {listed_versions}",
             "check that all files are of one job",
         )
     jumped = [rank for rank, process in job.by_rank if process.clock_jumps]

@@ -6,7 +6,7 @@ process gives a number several times, as coalesced calls do, each repetition is 
 numbers start again, as after a restart, the rest is another attempt.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -75,8 +75,9 @@ class Process:
 
     `lanes` has the rows of each lane by ascending number, `group_ranks` the number by which each
     group knows the process. `call` are indices of `calls`. `duration_us` is NaN and `created_ns`
-    UNKNOWN_NS where not recorded. `damaged` counts the records that could not be read,
-    `clock_jumps` the times that are before those of earlier calls.
+    UNKNOWN_NS where not recorded. `groups_by_name` are groups by the name that they have in all
+    processes. `damaged` counts the records that could not be read, `clock_jumps` the times that are
+    before those of earlier calls.
     """
 
     source: str
@@ -93,11 +94,25 @@ class Process:
     created_ns: IntColumn
     duration_us: FloatColumn
     unfinished: BoolColumn
+    groups_by_name: Mapping[str, Group] = field(default_factory=dict)
     damaged: int = 0
     clock_jumps: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
+
+    @property
+    def content(self) -> tuple[Hashable, ...]:
+        """The same for every file that holds this record."""
+        columns = (self.number, self.created_ns, self.duration_us)
+        return (
+            self.rank,
+            self.host,
+            self.process_id,
+            self.groups,
+            tuple(self.group_ranks.values()),
+            *(column.tobytes() for column in columns),
+        )
 
     @property
     def times_ns(self) -> IntColumn:

@@ -1,17 +1,27 @@
 """A stopped job in words: the fact, what to do first, and the finding."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dpscope.analysis.findings.facts import Fact
-from dpscope.analysis.text.units import as_ranges, show_bytes
+from dpscope.analysis.text.units import ranks_named, show_bytes
 from dpscope.analysis.whole_job.unfinished import OpenCall, Unfinished, ranks_in
-from dpscope.profiling.records.finding import Finding, Severity, counted
+from dpscope.profiling.records.finding import Finding, Severity, counted, grouped
 from dpscope.profiling.records.trace_codes import TraceCode
 
 BY_CREATION = "times at which hosts created the collectives"
-_DEVICE = "look for a failed device (Xid, ECC, links)"
-_STOPPED = "a device or link stopped"
 _PROCESS = "process gone? Stack (py-spy dump), log, loader"
+
+
+class _Words(NamedTuple):
+    """What may stop without any rank being late, and how to find it."""
+
+    stopped: str
+    look: str
+
+
+_DEVICES = _Words("a device or link stopped", "look for a failed device (Xid, ECC, links)")
+_GLOO = _Words("a link stopped", "look for a failed link")
 
 
 def stopped_fact(unfinished: Unfinished) -> Fact:
@@ -36,24 +46,38 @@ def stopped_finding(unfinished: Unfinished) -> Finding:
 def _cause_lines(unfinished: Unfinished) -> list[str]:
     """Where the waits end, and whose records are lost."""
     lines = []
+    device = _words(unfinished).stopped
     if unfinished.cause == "stopped":
         stopped = ranks_named(unfinished.stopped)
         calls = _pending(unfinished.not_begun)
         lines.append(f"{stopped} never began {calls}")
     if unfinished.cause == "device":
         ends = ranks_named(unfinished.ends)
+        if unfinished.missing:
+            device = f"perhaps {device}"
         lines.append(
-            f"{_STOPPED}: the chain of waits ends at {ends}, in calls that all their members began"
+            f"{device}: the chain of waits ends at {ends}, in calls that all their members began"
         )
     if unfinished.cause == "circle":
-        lines.append(f"ranks wait for each other: they call in unlike orders, or {_STOPPED}")
-    if unfinished.may_run:
-        lines.append("or the job still ran: hosts run ahead of devices")
-    if unfinished.missing:
-        missing = ranks_named(unfinished.missing)
+        lines.append(f"ranks wait for each other: they call in unlike orders, or {device}")
+    by_loss = grouped((_lost(unfinished, rank), rank) for rank in unfinished.missing)
+    for lost, ranks in by_loss.items():
+        named = ranks_named(ranks)
         calls = _pending(unfinished.not_recorded)
-        lines.append(f"{missing} left no record, and may never have begun {calls}")
+        lines.append(f"{named} left {lost}, and may never have begun {calls}")
+    if unfinished.may_run:
+        lines.append("or the job still ran: calls in flight look the same")
     return lines
+
+
+def _lost(unfinished: Unfinished, rank: int) -> str:
+    if rank in unfinished.unread:
+        return "a record that could not be read"
+    return "no record"
+
+
+def _words(unfinished: Unfinished) -> _Words:
+    return _GLOO if unfinished.is_gloo else _DEVICES
 
 
 def _pending(calls: Sequence[OpenCall]) -> str:
@@ -65,9 +89,12 @@ def _pending(calls: Sequence[OpenCall]) -> str:
 
 def stopped_step(unfinished: Unfinished) -> str:
     """Where to look for what stopped the job; empty if it may still be running."""
-    if unfinished.may_run:
-        return ""
+    look = _words(unfinished).look
     missing = ranks_named(unfinished.missing)
+    if unfinished.may_run:
+        if not unfinished.missing:
+            return ""
+        return f"add the records of {missing}; if the job had stopped, look there first: {_PROCESS}"
     if unfinished.cause == "stopped":
         stopped = ranks_named(unfinished.stopped)
         step = f"look at {stopped} first"
@@ -76,15 +103,14 @@ def stopped_step(unfinished: Unfinished) -> str:
         return f"{step}: {_PROCESS}"
     if unfinished.cause == "device":
         ends = ranks_named(unfinished.ends)
-        step = f"{_DEVICE} in the logs, first of {ends}: no rank is late"
+        step = f"{look} in the logs, first of {ends}"
     elif unfinished.cause == "missing":
         # without its record, a host that ran ahead of its device looks like one that never began
         pending = ranks_in(unfinished.not_recorded)
         waiting = ranks_named(pending)
-        where = f"look at {missing} first, then at the devices of {waiting}"
-        step = f"{where}: device failed (Xid, ECC), or {_PROCESS}"
+        step = f"look at {missing} first: {_PROCESS}; then {look} of {waiting}"
     else:
-        step = f"compare the order in which ranks call (--verbose), and {_DEVICE}"
+        step = f"compare the order in which ranks call (--verbose), and {look}"
     if unfinished.missing:
         step = f"{step}; add the records of {missing}"
     return step
@@ -97,10 +123,3 @@ def described(pending: OpenCall) -> str:
     if call.bytes is not None:
         details = f"{details}, {show_bytes(call.bytes)}"
     return f"{pending.name} of {call.group.name} ({details})"
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    noun = "ranks"
-    if len(ranks) == 1:
-        noun = "rank"
-    return f"{noun} {as_ranges(ranks)}"

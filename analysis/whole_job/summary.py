@@ -8,11 +8,12 @@ import numpy as np
 
 from dpscope.analysis.figures.waiting_over_time import WaitingOverTime
 from dpscope.analysis.findings.facts import Fact, Verdict, capital, percent, time
+from dpscope.analysis.findings.trace_limits import limits_of_files
+from dpscope.analysis.text.units import ranks_named
 from dpscope.analysis.traces.ranks.lateness import mostly_last
 from dpscope.analysis.whole_job.job import RecordedJob
 from dpscope.analysis.whole_job.stopped import (
     BY_CREATION,
-    ranks_named,
     stopped_fact,
     stopped_finding,
     stopped_step,
@@ -45,7 +46,8 @@ class Summary:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        findings = [*self.job.findings, *_unmatched(self)]
+        findings = list(self.job.findings)
+        findings += _unmatched(self)
         if self.unfinished is not None:
             findings.append(stopped_finding(self.unfinished))
         return tuple(findings)
@@ -157,16 +159,16 @@ def long_time(time_us: float) -> str:
 def _limits(summary: Summary) -> Iterator[Fact]:
     """What limits all that follows."""
     found = summary.waiting
-    missing = summary.job.missing
+    absent = summary.job.absent
     damaged = list(summary.job.damaged)
     if damaged:
         ranks = ranks_named(damaged)
         line = f"the records of {ranks} are cut short or damaged: what is lost has no counterpart"
         yield Fact("limits", "CUT", (line,))
-    if missing:
-        yield Fact(
-            "limits", "INCOMPLETE", (f"no record of {ranks_named(missing)}",), "the groups' ranks"
-        )
+    yield from limits_of_files(summary.job.findings)
+    if absent:
+        line = f"no record of {ranks_named(absent)}"
+        yield Fact("limits", "INCOMPLETE", (line,), "the groups' ranks")
     if found.basis == "nothing":
         why = "ranks run on several hosts, whose clocks differ: creation times are not compared"
         yield Fact("limits", "CLOCKS", (why,))
@@ -282,8 +284,9 @@ def _add_records(ranks: Sequence[int]) -> str:
 def _next_step(summary: Summary) -> str:
     """The first thing to do."""
     found, missing = summary.waiting, summary.job.missing
-    if summary.unfinished is not None and not summary.unfinished.may_run:
-        return stopped_step(summary.unfinished)
+    step = stopped_step(summary.unfinished) if summary.unfinished is not None else ""
+    if step:
+        return step
     if missing and not summary.job.records:
         idle = ranks_named(summary.job.ranks)
         return f"no unfinished call on {idle}: {_add_records(missing)}"

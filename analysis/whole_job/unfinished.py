@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Literal
 
 from dpscope.analysis.whole_job.job import RecordedJob
-from dpscope.analysis.whole_job.records import Call, Group, Lane
+from dpscope.analysis.whole_job.records import Call, Group, Lane, Process
 from dpscope.profiling.records.finding import grouped
 
 Ranks = tuple[int, ...]
@@ -79,6 +79,8 @@ class Unfinished:
     only: bool  # the files hold no other records
     calls: tuple[OpenCall, ...]
     waiting: tuple[Waiting, ...]
+    unread: frozenset[int | None]  # ranks whose record could not be read
+    is_gloo: bool
 
     @property
     def cause(self) -> Cause:
@@ -94,7 +96,7 @@ class Unfinished:
     @property
     def may_run(self) -> bool:
         """Whether records of a running job may look the same, whose hosts run ahead of devices."""
-        return not self.only and self.cause in ("device", "circle")
+        return not self.only and self.cause != "stopped"
 
     @property
     def not_begun(self) -> list[OpenCall]:
@@ -165,6 +167,8 @@ def unfinished_of(job: RecordedJob) -> Unfinished | None:
         only=only,
         calls=tuple(open_calls),
         waiting=tuple(calls.waiting()),
+        unread=job.unread,
+        is_gloo=job.is_gloo,
     )
 
 
@@ -210,7 +214,7 @@ class _UnfinishedCalls:
     def members_of(self, lane: Lane, number: int) -> OpenCall:
         """A call with its members by what they did about it."""
         calls = self.by_call[lane, number]
-        read = set(self.job.ranks)
+        read = {rank for rank, process in self.job.by_rank if _knows(process, lane.group)}
         members = lane.pair_ranks or self.job.members[lane.group]
         stopped, busy, missing = [], [], []
         for rank in members:
@@ -247,6 +251,13 @@ class _UnfinishedCalls:
             rows.append(Waiting(self.members_of(*key), tuple(ranks), records))
         rows.sort(key=lambda row: row.ranks)
         return sorted(rows, key=lambda row: self.counts.keys() >= {*row.oldest.awaited})
+
+
+def _knows(process: Process, group: Group) -> bool:
+    """Whether the process would have recorded a call of the group: its record may hold no call, but
+    then it must name the group.
+    """
+    return len(process) > 0 or group in process.groups
 
 
 def _pending(job: RecordedJob) -> Iterator[_Pending]:

@@ -135,7 +135,7 @@ class TraceCode(FindingCode):
     )
     TRACE_OF_ANOTHER_JOB = Code(
         "warning",
-        meaning="A trace differs from the others of its job in world size or times, "
+        meaning="A trace differs from the others of its job in world size, groups or times, "
         "and was left out.",
         action="analyse that trace separately",
     )

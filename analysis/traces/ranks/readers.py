@@ -192,11 +192,19 @@ def _inside(folder: Path) -> dict[Reader, list[Path]]:
                 f"{folder} holds more than {MOST_FILES:,} files, as no folder of one job's traces does: "
                 "it was not searched; name the folder with the traces, or the files"
             )
-    for file in files:
-        reader = _reader_of(file)
+    readers = {file: _reader_of(file) for file in files}
+    forms = {_form(file) for file, reader in readers.items() if reader is RECORDS}
+    for file, reader in readers.items():
+        if _form(file) in forms:  # also of a record that lost its start
+            reader = RECORDS
         if reader is not None and _unless_hidden(file.is_file):
             by_reader.setdefault(reader, []).append(file)
     return by_reader
+
+
+def _form(file: Path) -> tuple[Path, str]:
+    """The same for files of a folder whose names differ in numbers alone."""
+    return file.parent, re.sub(r"\d+", "#", file.name)
 
 
 def _reader_of(file: Path) -> Reader | None:

@@ -91,7 +91,7 @@ def test_a_dump_must_have_a_rank_that_is_in_its_groups(tmp_path: Path) -> None:
 
 def test_two_jobs_in_one_folder_are_refused(tmp_path: Path) -> None:
     write_dumps(tmp_path / "a", [timed_dump([1.0]), timed_dump([2.0])])
-    write_dumps(tmp_path / "b", [timed_dump([1.0]), timed_dump([2.0])])
+    write_dumps(tmp_path / "b", [timed_dump([3.0]), timed_dump([4.0])])
     assert "rank 0 is recorded in" in refused(tmp_path)
     logs = write_logs(tmp_path / "logs", [[log_line(0, 1, 5.0)]])
     assert "of different kinds" in refused(logs, tmp_path / "a" / "_dump_1")
@@ -107,7 +107,18 @@ def test_a_cut_dump_is_one_line_or_a_finding(tmp_path: Path, as_json: bool) -> N
     assert "cut short or damaged" in refused(cut)
     job = job_in(folder)
     assert job.ranks == (0,)
-    assert codes(job) == ["file_not_read", "ranks_missing"]
+    assert codes(job) == ["file_not_read"]
+    assert (job.missing, job.absent) == ([1], [])
+
+
+def test_both_formats_of_one_dump_count_once(tmp_path: Path) -> None:
+    dumps = [timed_dump([1.0]), timed_dump([2.0])]
+    write_dumps(tmp_path / "packed", dumps)
+    write_dumps(tmp_path / "json", dumps, as_json=True)
+    job = job_in(tmp_path)
+    assert (job.ranks, job.records) == ((0, 1), 2)
+    assert codes(job) == ["file_not_read", "file_not_read"]
+    assert "the same record as" in job.findings[0].message
 
 
 def test_cut_lines_of_a_log_are_counted(tmp_path: Path) -> None:
