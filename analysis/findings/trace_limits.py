@@ -8,7 +8,6 @@ from dpscope.analysis.cells.row import CellRow
 from dpscope.analysis.findings.facts import Fact, capital
 from dpscope.analysis.findings.run_findings import above_peak
 from dpscope.analysis.traces.ranks.job import Job
-from dpscope.analysis.traces.ranks.whole_steps import UNKNOWN_START
 from dpscope.profiling.records.finding import Finding, counted, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 
@@ -55,16 +54,14 @@ def limits_of_files(findings: Sequence[Finding]) -> Iterator[Fact]:
 
 
 def _no_whole_step(data: Job) -> Fact:
-    """Why no step is whole, and how to mark steps where none is."""
-    line = "no training step was recorded whole: times are from a rank's first event to its last"
-    lines = [line]
-    basis = f"only the first traced step is there: {UNKNOWN_START}"
+    """How steps are timed whose start is unknown, and how to mark steps where none is."""
     unmarked = _of_code(data.findings, TraceCode.NO_STEPS)
     if unmarked:
-        basis = "the traces mark no step"
-        advice = unmarked[0].next_step
-        lines.append(capital(advice))
-    return Fact("limits", "NO WHOLE STEP", tuple(lines), basis)
+        line = "the traces mark no step: times are from a rank's first event to its last"
+        advice = capital(unmarked[0].next_step)
+        return Fact("limits", "NO STEPS", (line, advice))
+    line = "what devices did before the step is unknown: its time is from its first device event to its last"
+    return Fact("limits", "STEP START", (line,))
 
 
 def _of_code(findings: Sequence[Finding], code: TraceCode) -> list[Finding]:

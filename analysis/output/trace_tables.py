@@ -271,9 +271,8 @@ def _step_table(analysis: Job) -> TextTable:
             heading for name, heading in columns.items() if name not in ("step_us", "hidden_us")
         )
         notes.append(f"step = {parts}; wait, transfer and other are exposed communication")
-    if len(steps) and partial.all():
-        own = "these are timed from their first event to their last, and averages are of them"
-        notes.append(f"* no whole step was traced: {own}")
+    if partial.all():
+        partial[:] = False  # a limit of all that is shown
     elif (partial & steps.known("step_us")).any() and steps.known("device").any():
         starred = steps.take(partial & steps.known("step_us"))
         first = "first traced step"

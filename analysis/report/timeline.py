@@ -215,14 +215,12 @@ def _notes(
         yield f"gaps up to {show_time(closed_us)} are drawn as filled; the tables count them"
     steps = data.tables.steps
     drawn = (steps["repeat"] == repeat) & ((steps["step"] == step) | (step is None))
-    if drawn.any() and steps.truths("partial_window", missing=True)[drawn].all():
-        on_host = all(device.device is None for rank in ranks for device in rank.devices)
-        start = "the start of this step on the device is unknown: it is drawn from its first event"
-        yield (
-            "the tracer was stopped in this step, which may have made it longer"
-            if on_host
-            else start
-        )
+    partial = steps.truths("partial_window", missing=True)
+    if drawn.any() and partial[drawn].all():
+        if not data.on_device:
+            yield "the tracer was stopped in this step, which may have made it longer"
+        elif data.has_whole_step:  # else it is a limit of all that is shown
+            yield "the start of this step on the device is unknown: it is drawn from its first event"
     if not data.communication_known:
         yield "the trace does not show all data that the strategy must have moved, so events may be missing here"
 

@@ -355,11 +355,8 @@ def traces_text(run: RunData) -> str:
     windows = data.whole_windows
     steps = step_count(windows)
     kind = "whole"
-    first = ""
     if windows.truths("partial_window", missing=True).all():
-        kind = "partial"
-        if steps:
-            first = " (their start on the device is unknown: they are timed from their first event)"
+        kind = "traced"
     files = data.foreign_format or "trace"
     if len(run.traces) > 1:
         files = f"{files}s"
@@ -378,7 +375,7 @@ def traces_text(run: RunData) -> str:
         unknown = "model and batch"
     traced = counted(steps, f"{kind} step")
     return (
-        f"{files} of {whose}{devices}, {traced}{each}{first}; "
+        f"{files} of {whose}{devices}, {traced}{each}; "
         f"not made by dpscope run: {unknown} are not recorded."
     )
 

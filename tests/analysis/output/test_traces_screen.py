@@ -402,3 +402,16 @@ def test_tables_data_and_findings_name_the_job(two_jobs: Path) -> None:
         "Job first",
         "Job second",
     ]
+
+
+def test_times_without_a_known_start_of_a_step_are_explained_once() -> None:
+    """Devices' work before V100's only step is unknown; the export marks no step."""
+    job = analyze_traces([DATA / "v100x8_ddp_dlrm"])
+    (limit,) = traces_verdict(job).limits
+    assert limit.label == "STEP START"
+    assert "from its first device event to its last" in limit.text
+    assert "*" not in str(job_tables({"": ReadJob(job)})[0])
+    unmarked = analyze_traces([DATA / "nsys_two_ranks.sqlite.gz"])
+    (limit,) = traces_verdict(unmarked).limits
+    assert limit.label == "NO STEPS"
+    assert "--steps-by" in limit.text
