@@ -196,7 +196,10 @@ def _measured_facts(summary: Summary) -> Iterator[Fact]:
         line += f", {long_time(other_us)} not separated"
     yield Fact("cost", "COST", (line,), _SUMS)
     if wait_us:
-        yield Fact("late", "LATE RANK", tuple(_late_lines(found)), _BY_DURATION)
+        label = "LATE RANK"
+        if summary.late_rank is None:
+            label = "LATE RANKS"
+        yield Fact("late", label, tuple(_late_lines(found)), _BY_DURATION)
 
 
 def _late_lines(found: Waiting) -> Iterator[str]:
@@ -204,9 +207,11 @@ def _late_lines(found: Waiting) -> Iterator[str]:
     by_share = (-share).argsort(kind="stable")
     worst, *others = by_share[:_NAMED].tolist()
     line = f"{_named(job, worst)} causes {percent(share[worst])} of the waiting"
-    also = [
-        f"{job.ranks[place]} ({percent(share[place])})" for place in others if share[place] > _FEW
-    ]
+    also = []
+    for place in others:
+        if share[place] > _FEW:
+            part = percent(share[place])
+            also.append(f"{job.ranks[place]} ({part})")
     if also:
         then = " and ".join(also)
         line = f"{line}; then {then}"
@@ -220,10 +225,12 @@ def _last_count(found: Waiting, place: int) -> str:
     count = int(found.last_count[place])
     collectives = counted(len(found.matched.late), "collective")
     text = f"{count:,} of {collectives}"
-    typical_us = found.typical_lateness_us(place)
-    if typical_us is not None:
-        text = f"{text}, typically by {time(typical_us)}"
-    return text
+    delays_us = found.larger_delays_us(place)
+    if not len(delays_us):
+        return text
+    median_us = float(np.median(delays_us))
+    delays = counted(len(delays_us), "larger delay")
+    return f"{text}, typically by {time(median_us)} (median of its {delays})"
 
 
 def _named(job: RecordedJob, place: int) -> str:
@@ -249,9 +256,11 @@ def _created_facts(summary: Summary) -> Iterator[Fact]:
     if not count:
         return
     lines = [f"{_named(found.job, worst)} arrived last on the host in {_last_count(found, worst)}"]
+    label = "LATE RANK"
     if not mostly_last(count, len(found.matched.late), len(found.job.ranks)):
+        label = "LATE RANKS"
         lines.append("no rank is always last: the ranks take turns")
-    yield Fact("late", "LATE RANK", tuple(lines), BY_CREATION)
+    yield Fact("late", label, tuple(lines), BY_CREATION)
 
 
 def _unknown_cost(summary: Summary) -> Fact:
@@ -320,7 +329,11 @@ def _unmatched(summary: Summary) -> Iterator[Finding]:
         "unlike the other ranks' by kind, size or clock": counts.unlike,
         "under numbers that some rank no longer holds or never reached": counts.outside,
     }
-    many = [f"{count:,} {why}" for why, count in reasons.items() if count > _FEW * counts.records]
+    few = _FEW * counts.records
+    many = []
+    for why, count in reasons.items():
+        if count > few:
+            many.append(f"{count:,} {why}")
     if not many:
         return
     yield TraceCode.COLLECTIVES_UNMATCHED.finding(

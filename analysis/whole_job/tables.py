@@ -234,7 +234,12 @@ _RANKS = (
     Field("makes wait", "caused_us", "time", "What all other ranks together waited for it"),
     Field("share", "caused_share", "share", "Of all waiting"),
     Field("last in", "last", meaning="Collectives to which it came last"),
-    Field("late by", "lateness_us", "time", "Typical delay where it was last"),
+    Field(
+        "late by",
+        "lateness_us",
+        "time",
+        "Median of its larger delays, from a quarter of their 95% quantile",
+    ),
     Field("job shorter by", "shorter_us", "time", "At most, without its lateness"),
 )
 _HOSTS = (

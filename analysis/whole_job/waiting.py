@@ -140,8 +140,15 @@ class Waiting:
         return np.bincount(late, minlength=len(self.job.ranks))
 
     def typical_lateness_us(self, place: int) -> float | None:
-        """By how much a rank typically delays a collective: the median over those that it delays by
-        at least a quarter of its 95% quantile; None if it delays none.
+        """The median of a rank's larger delays; None if it delays no collective."""
+        delays_us = self.larger_delays_us(place)
+        if not len(delays_us):
+            return None
+        return float(np.median(delays_us))
+
+    def larger_delays_us(self, place: int) -> FloatColumn:
+        """By how much a rank delays collectives, where this is at least a quarter of its 95%
+        quantile.
 
         Collectives right behind a delayed one start together: without them the tiny differences of
         those would be the median. The quantile leaves out rare long delays, such as a checkpoint.
@@ -150,10 +157,9 @@ class Waiting:
         lateness_us = self.matched.lateness_us[is_late]
         lateness_us = lateness_us[lateness_us > 0]
         if not len(lateness_us):
-            return None
+            return lateness_us
         least = np.quantile(lateness_us, _DELAYED) / 4
-        delays_us = lateness_us[lateness_us >= least]
-        return float(np.median(delays_us))
+        return lateness_us[lateness_us >= least]
 
     @property
     def bin_edges_s(self) -> FloatColumn:

@@ -188,6 +188,7 @@ def test_creation_times_show_who_called_last_and_no_waiting(tmp_path: Path) -> N
     text = " ".join(fact.text for fact in summary.verdict.facts)
     assert "rank 1 arrived last on the host in 2 of 3 collectives" in text
     assert "the ranks take turns" in text  # fewer than three quarters, of two ranks
+    assert "LATE RANKS" in [fact.label for fact in summary.verdict.facts]
     assert "waiting" not in text
 
     one = tmp_path / "one"
