@@ -110,8 +110,7 @@ def check_script(command: Sequence[str]) -> None:
     if not is_found:
         raise DpscopeError(
             f"{shlex.join(named) or 'no script'}: not a Python script here, nor -m and a module; name the script that trains "
-            "first, without python, torchrun or a shell: dpscope starts it, as in dpscope attach --out runs/mine -- train.py. "
-            "In your own launcher or shell script replace python by: python -m dpscope.launch.attach --out runs/mine"
+            "first, without python, torchrun or a shell: dpscope attach --out runs/mine -- train.py"
         )
 
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dpscope.launch.jobs.job_queue import duration_text
 from dpscope.launch.jobs.parent_death import JOB_TOKEN_VARIABLE, dying_with_process
 from dpscope.launch.jobs.stop_request import StoppedError, StopRequest
 from dpscope.launch.jobs.torchrun import TORCHRUN_MODULE, end_processes
+from dpscope.profiling.attached.settings import LAST_NOTE_VARIABLE
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.attach_codes import WITHOUT_TORCHRUN, AttachCode
 from dpscope.profiling.records.finding import counted
@@ -179,6 +181,7 @@ class JobEnd:
     job: AttachedJob
     status: int
     is_measured: bool
+    last_note: str = ""  # of dpscope in its first process
 
     @property
     def has_failed(self) -> bool:
@@ -213,9 +216,16 @@ def run_jobs(jobs: Sequence[AttachedJob], out: Path, note: Callable[[str], None]
 def _run(job: AttachedJob, out: Path) -> JobEnd:
     """Run a job, whose processes write its repeat themselves."""
     before = repeats_there(out)
-    status = run_job(job.command, job.environment)
+    last_note = ""
+    with tempfile.TemporaryDirectory(prefix="dpscope-") as folder:
+        kept = Path(folder, "last_note")
+        environment = dict(job.environment)
+        environment[LAST_NOTE_VARIABLE] = str(kept)
+        status = run_job(job.command, environment)
+        if kept.exists():
+            last_note = kept.read_text()
     after = repeats_there(out)
-    return JobEnd(job, status, is_measured=after > before)
+    return JobEnd(job, status, after > before, last_note)
 
 
 def run_with_baseline(

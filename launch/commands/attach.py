@@ -135,7 +135,10 @@ def attach(request: AttachRequest) -> None:
         failed = [end for end in ends if end.has_failed and end.job.devices in counts]
         status = max((end.status or 1 for end in failed), default=0)
         if not is_run_folder(out):
-            complain(f"{out}: nothing was measured, for the reason printed above")
+            reason = "nothing was measured: see the script's output above"
+            if ends[-1].last_note:
+                reason = ends[-1].last_note
+            complain(f"{out}: {reason}")
             raise typer.Exit(status)
         from dpscope.analysis.output.run_screen import Targets, show_run
 

@@ -32,7 +32,7 @@ def _ended_early(observed: Observed, cell: str) -> Finding | None:
     how = observed.ended_early
     if how is None:
         return None
-    advice = advice_for(how, observed.steps)
+    advice = advice_for(how, observed.steps, observed.settings)
     return AttachCode.SCRIPT_ENDED_EARLY.finding(
         f"{how}: {observed.early_text()}", advice, about=cell
     )

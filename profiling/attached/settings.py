@@ -17,16 +17,17 @@ TRACER_STEPS = 3
 # after a trace: in the first, processes wait for those that wrote their traces more slowly
 SETTLING_STEPS = 2
 _FEWEST_TIMED = 5  # fewer timed steps give no interval
-
-# 2 of warm-up, 1 traced with 3 around it, 2 that settle, 5 timed; on GPUs 22 steps, since DDP reads
-# its counters in the first 11
-_FEWEST_STEPS = 13
-_SHORTER = "attach with --warmup 2 --traced-steps 1, which needs 13 steps (on GPUs 22), or let the script train longer"
-_LONGER = "let the script train at least 13 steps (on GPUs 22)"
+_COUNTED_STEPS = 11  # warm-up on GPUs: DDP reads its counters in the first 11 steps
+_FEWEST_WARMUP = 2
+_FEWEST_TRACED = 1
+_SHORTER = f"--warmup {_FEWEST_WARMUP} --traced-steps {_FEWEST_TRACED}"
 _SEEN_IN_PART = (
     "if its optimizers take turns, end its steps by watch_steps and --steps-by call; if it resumed from a checkpoint, give "
     "each job its own folder: --work-folders DIR"
 )
+
+LAST_NOTE_VARIABLE = "DPSCOPE_LAST_NOTE"
+"""Names the file in which `dpscope attach` finds a job's last note."""
 
 _WATCHED = "take the loop's batches from watch_steps and attach with --steps-by call"
 
@@ -61,14 +62,16 @@ class AttachSettings(Config, frozen=True):
 
 def not_measured(how: str, steps: int, settings: AttachSettings) -> str:
     """For a script that ended (`how`) after `steps` steps, none of them timed."""
-    fewest = settings.warmup_steps + settings.traced_steps + TRACER_STEPS + SETTLING_STEPS
-    seen = f"{counted(steps, 'step')} of {fewest + _FEWEST_TIMED} that are needed"
+    needed = _needed_steps(settings.warmup_steps, settings.traced_steps)
+    seen = f"{counted(steps, 'step')} of {needed} that are needed"
     if not steps:
         seen = "no torch optimizer stepped, except within a backward pass"
-    return f"{how}: nothing was measured: {seen}; {advice_for(how, steps)}"
+    if not steps and how.startswith(RAISED):
+        seen = "no step was trained"
+    return f"{how}: nothing was measured: {seen}; {advice_for(how, steps, settings)}"
 
 
-def advice_for(how: str, steps: int) -> str:
+def advice_for(how: str, steps: int, settings: AttachSettings) -> str:
     """How to measure a script completely that ended (`how`) after so many steps."""
     if how.startswith(RAISED):
         return "see its error"
@@ -76,8 +79,21 @@ def advice_for(how: str, steps: int) -> str:
         return _WATCHED
     if not steps:
         return f"if it trains, {_WATCHED}"
-    more = _LONGER if steps < _FEWEST_STEPS else _SHORTER
-    return f"{more}; {_SEEN_IN_PART}"
+    needed = _needed_steps(settings.warmup_steps, settings.traced_steps)
+    longer = "let the script train longer"
+    if steps < needed:
+        on_gpus = _needed_steps(max(settings.warmup_steps, _COUNTED_STEPS), settings.traced_steps)
+        longer = f"let the script train at least {needed} steps (on GPUs {on_gpus})"
+    fewest = _needed_steps(_FEWEST_WARMUP, _FEWEST_TRACED)
+    if fewest <= steps and fewest < needed:
+        on_gpus = _needed_steps(_COUNTED_STEPS, _FEWEST_TRACED)
+        longer = f"{longer}, or attach with {_SHORTER} ({fewest} steps, on GPUs {on_gpus})"
+    return f"{longer}; {_SEEN_IN_PART}"
+
+
+def _needed_steps(warmup: int, traced: int) -> int:
+    """Steps of a script of which the fewest timed ones follow such a warm-up and trace."""
+    return warmup + traced + TRACER_STEPS + SETTLING_STEPS + _FEWEST_TIMED
 
 
 def no_group() -> str:
@@ -98,5 +114,8 @@ def started_alone(missing: int, processes: int, script: str) -> str:
 
 
 def print_note(text: str) -> None:
-    """Print a line of dpscope's among the script's errors."""
+    """Print a line of dpscope's among the script's errors, and keep it for the end of the job."""
     sys.stderr.write(f"dpscope: {text}\n")
+    kept = os.environ.get(LAST_NOTE_VARIABLE)
+    if kept and os.environ.get("LOCAL_RANK", "0") == "0":
+        Path(kept).write_text(text)

@@ -31,6 +31,7 @@ from dpscope.launch.commands.attach import parse_jobs
 from dpscope.launch.contents import app
 from dpscope.launch.jobs.devices import Devices
 from dpscope.launch.jobs.stop_request import StoppedError
+from dpscope.profiling.attached.settings import print_note
 from dpscope.profiling.machine.cores import usable_cores
 from dpscope.profiling.records.run import Cell, CellResult, PlannedCell
 from dpscope.profiling.store.errors import DpscopeError
@@ -343,3 +344,26 @@ os._exit(0)  # ending gloo's threads one by one makes torch abort now and then
     report = (out / "report" / "comparison.md").read_text()
     assert "| all_reduce | 2 | 32 B | tree | ll |" in report
     assert "on 2 ranks the ring formula describes 0 B of 32 B" in report
+
+
+def test_the_last_line_repeats_why_nothing_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would else stand above torchrun's report of the failure."""
+
+    def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        print_note("an earlier note")
+        print_note("the script raised KeyError")
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        print_note("of another process")
+        return 1
+
+    monkeypatch.setattr(jobs, "run_job", run)
+    script = tmp_path / "train.py"
+    script.touch()
+    arguments = ["attach", "--devices", "1", "--out", str(tmp_path / "run"), "--", str(script)]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 1
+    assert ended.stderr.splitlines()[-1].endswith("run: the script raised KeyError")

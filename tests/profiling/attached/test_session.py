@@ -204,7 +204,7 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
     assert (len(samples), rank.blocks[0].steps, len(repeat.traces())) == (2 + 2, 2, 1)
     (early,) = (finding for finding in rank.findings if finding.code == "script_ended_early")
     assert early.next_step.startswith(
-        "attach with --warmup 2 --traced-steps 1, which needs 13 steps (on GPUs 22), or let the script"
+        "let the script train at least 16 steps (on GPUs 22), or attach with --warmup 2 --traced-steps 1 (13 steps, on GPUs 22)"
     )
     name = known(rank.attached).cell.name  # several cells may have ended early
     assert early.message == f"{name}: the script ended: 2 of 4 steps were timed, 1 traced"
@@ -224,9 +224,10 @@ def test_a_script_that_ends_early_keeps_what_was_timed(tmp_path: Path) -> None:
         (
             UNTIMED,
             "the script ended",
-            "11 steps of 16 that are needed; let the script train at least 13 steps (on GPUs 22)",
+            "11 steps of 16 that are needed; let the script train at least 16 steps (on GPUs 22);",
         ),
         (7, "the script raised KeyError", "7 steps of 16 that are needed; see its error"),
+        (0, "the script raised KeyError", "no step was trained; see its error"),
     ],
 )
 def test_a_script_without_a_timed_step_leaves_one_line(
