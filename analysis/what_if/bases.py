@@ -32,6 +32,7 @@ from dpscope.profiling.records.run import Cell
 from dpscope.profiling.records.short_repr import short_repr
 from dpscope.profiling.records.typed_text import choose_from
 from dpscope.profiling.store.errors import DpscopeError
+from dpscope.profiling.store.folders import RunFolder
 
 _ONE_REPEAT = 0.03  # half a band of a step with one repeat, or from a trace alone; assumed
 
@@ -244,13 +245,25 @@ def _why_no_base(data: Job) -> str:
     return "" if len(data.tables.steps) else "not traced"
 
 
+def check_cell(path: Path, name: str) -> None:
+    """Refuse a cell that the run at `path` did not plan, before any trace is read."""
+    manifest = RunFolder(path).manifest()
+    planned = [each.cell.name for each in manifest.plan]
+    if name not in planned:
+        raise _unknown(path, name, planned)
+
+
+def _unknown(path: Path, name: str, cells: Sequence[str]) -> DpscopeError:
+    """The refusal of a name, with those that there are."""
+    advice = choose_from(name, cells, "it has")
+    return DpscopeError(f"{path} has no measured cell {name}; {advice}")
+
+
 def _named(run: RunData, name: str) -> Job:
     cell = run.cells.get(name)
     if cell is None or not cell.measured:
         measured = [row.cell.name for row in run.measured]
-        raise DpscopeError(
-            f"{run.path} has no measured cell {name}; {choose_from(name, measured, 'it has')}"
-        )
+        raise _unknown(run.path, name, measured)
     if reason := _why_no_base(cell):
         raise DpscopeError(
             f"{name} cannot be the base: {reason}; choose a traced DDP cell of several devices"

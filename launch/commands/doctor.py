@@ -155,9 +155,8 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     if idle:
         reasons = grouped((check.detail, name) for name, check in idle.items())
         parts = [f"{', '.join(names)} ({detail})" for detail, names in reasons.items()]
-        console.print(
-            f"Not applicable here: {'; '.join(parts)}", style="dim", highlight=False, markup=False
-        )
+        line = f"Not applicable here: {'; '.join(parts)}"
+        console.print(Trimmed(Text(line, style="dim")))
 
 
 def _torch() -> Check:

@@ -103,6 +103,8 @@ def whatif(request: WhatIfRequest) -> None:
     if options.holds_run(request.paths[0]):
         if len(request.paths) > 1:
             raise DpscopeError(f"{request.paths[0]} is a run folder: give it alone")
+        if request.cell is not None:
+            bases.check_cell(request.paths[0], request.cell)
         run = load(request.paths[0])
         with progress("Replaying the base"):
             question = bases.base_of_loaded(run, request.cell)

@@ -92,6 +92,14 @@ def test_a_slower_link_is_no_improvement_and_noise_widens_the_band() -> None:
     assert len({contradiction(prediction) for prediction in every}) == 1
 
 
+def test_a_cell_that_is_none_is_refused_before_the_run_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dpscope.analysis.output.run_screen.load", None)
+    refused = whatif(NOISY_RUN, "--cell", "ddp-d2-b12")
+    assert "has no measured cell ddp-d2-b12; did you mean ddp-d2-b128?" in str(refused.exception)
+
+
 def test_trainings_alone_are_no_base() -> None:
     refused = whatif(DATA / "trained_tiny", "--devices", "4")
     assert "trained_tiny holds trainings alone, which trace no step: measure" in str(

@@ -95,6 +95,7 @@ def test_the_doctor_begins_with_a_verdict_and_prints_json(monkeypatch: pytest.Mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing0")
     table = CliRunner().invoke(app, ["doctor"])
     assert (table.exit_code, table.output.splitlines()[0]) == (1, "Not ready: all-reduce failed.")
+    assert all(line == line.rstrip() for line in table.stdout.splitlines())
     printed = CliRunner().invoke(app, ["doctor", "--format", "json"])
     answer = json.loads(printed.stdout)
     assert (printed.exit_code, answer["ready"]) == (1, False)
