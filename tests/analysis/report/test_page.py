@@ -75,7 +75,7 @@ def test_a_what_if_section_without_predictions_states_why() -> None:
     (table,) = report.section("what_if").values()
     assert pages.has_values(table)
     assert all(line.startswith("No prediction for ") for (line,) in table.rows)
-    assert "as collectives' costs are too uncertain" in table.rows[0][0]
+    assert "collectives' costs alone leave the step open by" in table.rows[0][0]
 
 
 def test_the_page_escapes_text(example: Report) -> None:
