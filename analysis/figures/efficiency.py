@@ -32,11 +32,14 @@ def efficiency_figure(of: Efficiencies) -> "Figure | None":
     """Predictions with their bands as whiskers, and the measured points; None without predictions, or
     with so few points that they show no course.
     """
-    if not of.predicted or len(of.predicted) + len(of.measured) < _FEWEST_POINTS:
+    points = len(of.predicted) + len(of.measured)
+    if not of.predicted or points < _FEWEST_POINTS:
         return None
     drawn, (axes,) = new_figure(rows=9)
-    devices, *shares = np.array(of.predicted, dtype=float).T
-    middle, low, high = (100 * share for share in shares)
+    predicted = np.array(of.predicted, dtype=float)
+    devices = predicted[:, 0]
+    percent = 100 * predicted[:, 1:]
+    middle, low, high = percent.T
     axes.errorbar(
         devices,
         middle,

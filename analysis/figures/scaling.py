@@ -147,7 +147,8 @@ def batch_figure(run: RunData, comparison: Comparison) -> Figure | None:
     for index, ((strategy, where, variant), cells) in enumerate(series.items()):
         timed = [data for data in cells if data.measured]
         rows = [comparison.rows[data.name] for data in timed]
-        aside: float = _ASIDE ** (index - middle)
+        from_middle = index - middle
+        aside: float = _ASIDE**from_middle
         places = [data.cell.batch_size * aside for data in timed]
         full = [data.cell.batch_size for data in cells if ran_out_of_memory(data)]
         for axes, column, divisor in (

@@ -114,7 +114,8 @@ def _more_repeats(noisiest: Change, cells: int) -> str:
     now = show_share(noisiest.detectable)
     then = f"{100 * detectable:g}%"
     detects = f"detect about {then}{where}, where these detect {now}"
-    next_percent = math.floor(100 * (noisiest.detectable or 0.0)) + 1
+    detectable_percent = 100 * (noisiest.detectable or 0.0)
+    next_percent = math.floor(detectable_percent) + 1
     raised = f"raise --fail-over to {next_percent}%"
     if detectable > noisiest.fail_over:
         return f"{sides} would {detects}: {raised}, or make the machine quieter"

@@ -220,7 +220,9 @@ def _add_figures(log: EventLog, drawn: Mapping[str, Figure]) -> None:
         dots = figure.bbox  # at the dots per inch of PNG
         png = figures.saved(figure, "png")
         caption = figures.caption_of(name, figure)
-        log.image(name, png, int(dots.width), int(dots.height), caption)
+        width = int(dots.width)
+        height = int(dots.height)
+        log.image(name, png, width, height, caption)
 
 
 def _hyperparameters(report: Report, data: Job) -> dict[str, HyperParameter]:

@@ -74,7 +74,7 @@ class RecordedJob:
     @property
     def is_gloo(self) -> bool:
         """Whether gloo ran all of its collectives; False if it has none."""
-        clocks = set()
+        clocks: set[str] = set()
         for process in self.processes:
             clocks.update(call.clock for call in process.calls)
         return clocks == {"gloo"}
@@ -236,10 +236,10 @@ def read_hosts(path: Path) -> dict[int, str]:
 def _findings(job: RecordedJob) -> Iterator[Finding]:
     """What is wrong with the records."""
     if job.absent:
-        ranks = counted(len(job.absent), "rank")
-        named = as_ranges(job.absent)
+        ranks_text = counted(len(job.absent), "rank")
+        absent = as_ranges(job.absent)
         yield TraceCode.RANKS_MISSING.finding(
-            f"no record of {ranks} of {job.world}: {named}",
+            f"no record of {ranks_text} of {job.world}: {absent}",
             "add their records: groups with a missing rank have no transfer and no wait",
         )
     if job.damaged:

@@ -154,12 +154,13 @@ class Waiting:
         those would be the median. The quantile leaves out rare long delays, such as a checkpoint.
         """
         is_late = self.matched.late == place
-        lateness_us = self.matched.lateness_us[is_late]
+        lateness_us: FloatColumn = self.matched.lateness_us[is_late]
         lateness_us = lateness_us[lateness_us > 0]
         if not len(lateness_us):
             return lateness_us
         least = np.quantile(lateness_us, _DELAYED) / 4
-        return lateness_us[lateness_us >= least]
+        larger_us: FloatColumn = lateness_us[lateness_us >= least]
+        return larger_us
 
     @property
     def bin_edges_s(self) -> FloatColumn:
