@@ -49,7 +49,8 @@ def efficiency_figure(of: Efficiencies) -> "Figure | None":
         label=f"predicted from {literal(of.base)}",
     )
     if of.measured:
-        counts, reached = np.array(of.measured, dtype=float).T
+        measured = np.array(of.measured, dtype=float)
+        counts, reached = measured.T
         axes.plot(counts, 100 * reached, "o", color="black", fillstyle="none", label="measured")
     ticks = sorted({count for count, *_ in (*of.predicted, *of.measured)})
     if ticks[-1] >= _LOGARITHMIC * ticks[0]:

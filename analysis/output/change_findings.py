@@ -87,7 +87,9 @@ def undecided_findings(changes: Sequence[Change]) -> Iterator[Finding]:
         hidden.sort(key=lambda missed: missed.detectable or 0.0)
         quietest = hidden[0]
         noisiest = hidden[-1]
-        ends = (show_share(quietest.detectable), show_share(noisiest.detectable))
+        least = show_share(quietest.detectable)
+        most = show_share(noisiest.detectable)
+        ends = (least, most)
         shares = " to ".join(dict.fromkeys(ends))
         repeats = _repeats(quietest)
         message = f"{cells} not judged: these {repeats} can detect {shares}, not {slowdown}"
@@ -114,12 +116,15 @@ def _more_repeats(noisiest: Change, cells: int) -> str:
     now = show_share(noisiest.detectable)
     then = f"{100 * detectable:g}%"
     detects = f"detect about {then}{where}, where these detect {now}"
-    detectable_percent = 100 * (noisiest.detectable or 0.0)
-    next_percent = math.floor(detectable_percent) + 1
-    raised = f"raise --fail-over to {next_percent}%"
+    raised = "raise --fail-over"
+    if noisiest.detectable is not None:
+        next_percent = math.ceil(100 * noisiest.detectable)
+        raised += f" to {next_percent}%"
     if detectable > noisiest.fail_over:
-        return f"{sides} would {detects}: {raised}, or make the machine quieter"
-    return f"measure {sides}, which would {detects}, or {raised}"
+        advice = f"{sides} would {detects}: {raised}, or make the machine quieter"
+    else:
+        advice = f"measure {sides}, which would {detects}, or {raised}"
+    return advice
 
 
 def _repeats(change: Change) -> str:

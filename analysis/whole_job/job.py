@@ -244,8 +244,9 @@ def _findings(job: RecordedJob) -> Iterator[Finding]:
         )
     if job.damaged:
         lines = counted(sum(job.damaged.values()), "line")
+        damaged = as_ranges([*job.damaged])
         yield TraceCode.EVENTS_DAMAGED.finding(
-            f"{lines} of the records of rank {as_ranges([*job.damaged])} cannot be read"
+            f"{lines} of the records of rank {damaged} cannot be read"
         )
     versions = grouped((process.version, rank) for rank, process in job.by_rank)
     if len(versions) > 1:
@@ -257,7 +258,8 @@ def _findings(job: RecordedJob) -> Iterator[Finding]:
         )
     jumped = [rank for rank, process in job.by_rank if process.clock_jumps]
     if jumped:
+        set_back = as_ranges(jumped)
         yield TraceCode.CLOCKS_AS_RECORDED.finding(
-            f"the clock of rank {as_ranges(jumped)} was set back while it recorded: its times are uncertain",
+            f"the clock of rank {set_back} was set back while it recorded: its times are uncertain",
             "durations are not affected; synchronise the clocks steadily (chrony, PTP)",
         )
