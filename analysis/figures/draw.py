@@ -99,7 +99,7 @@ RUN_FIGURES: tuple[FigureEntry[RunSource], ...] = (
         "What differs from DDP's step",
         "Diamonds: median untraced steps, DDP's at 0. Each part between them is the difference of "
         "the means of traced steps; unexplained is what these differences leave of the untraced one.",
-        whiskers="95% intervals of the steps",
+        whiskers="95% interval of the difference",
     ),
     FigureEntry(
         "waits",

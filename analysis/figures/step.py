@@ -195,8 +195,8 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     steps = choose_unit("time", [ddp.value, dp.value])
     unit = replace(steps, digits=steps.digits + 1)  # of the parts
     last = len(parts) + 1
-    _median_step(axes, 0, ddp, ddp, unit)
-    _median_step(axes, last, dp, ddp, unit)
+    axes.plot(0.0, 0, "D", color="black")
+    _other_step(axes, last, dp, ddp, gap.ratio, unit)
     at_us = 0.0
     for row, part in enumerate(parts, 1):
         _part(axes, row, part, at_us, unit, gap.explained)
@@ -211,11 +211,14 @@ def _gap_panel(axes: Axes, run: RunData, gap: StrategyGap, parts: Sequence[Water
     axes.set_title(_title(gap))
 
 
-def _median_step(axes: Axes, row: int, step: Estimate, ddp: Estimate, unit: Unit) -> None:
-    """A median untraced step and its interval, as differences from DDP's step."""
-    known = np.array([step.value, step.low, step.high], dtype=float)
-    differences = known - (ddp.value or 0.0)
-    middle, low, high = differences / unit.divisor
+def _other_step(
+    axes: Axes, row: int, dp: Estimate, ddp: Estimate, ratio: Estimate, unit: Unit
+) -> None:
+    """DataParallel's median step as its difference from DDP's, with the interval of their ratio."""
+    ddp_us = ddp.value or 0.0
+    middle = ((dp.value or 0.0) - ddp_us) / unit.divisor
+    ends = np.array([ratio.low, ratio.high], dtype=float)
+    low, high = ddp_us * (ends - 1) / unit.divisor
     spread = whiskers([middle], [low], [high])
     axes.errorbar(middle, row, xerr=spread, fmt="D", color="black", **_WHISKER)
 

@@ -117,7 +117,7 @@ def _table(report: Results, title: str, fields: Sequence[Field], notes: Iterable
     kept = [field for field in fields if _filled(several, [field])]
     shown = [row for row in rows if _filled([row], kept)]
     unknown = [
-        Unknown(reason, one.heading, row["cell"])
+        Unknown(reason, one.heading, row["cell"], is_half_width=one.is_half_width)
         for row in shown
         for one in kept
         if (reason := _reason(report, row, one))

@@ -1,5 +1,6 @@
 """Two runs compared: what got faster or slower beyond noise, per cell and per part of its step."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -62,14 +63,15 @@ class Change:
         return detectable_change(*self.noises)
 
     def with_more_repeats(self) -> tuple[int, float]:
-        """Twice as many repeats and no fewer than five, and what they would detect, to one digit:
-        a spread of few repeats shows no more.
+        """Twice as many repeats and no fewer than five, and what they would detect, in whole
+        percent upwards: a spread of few repeats shows no more.
         """
         assert self.noises is not None
         first, second = self.noises
         repeats = max(5, 2 * first.repeats, 2 * second.repeats)
         more = with_repeats(first, repeats), with_repeats(second, repeats)
-        return repeats, float(f"{detectable_change(*more):.0e}")
+        detectable_percent = 100 * detectable_change(*more)
+        return repeats, math.ceil(detectable_percent) / 100
 
     @property
     def verdict(self) -> stats.Verdict:

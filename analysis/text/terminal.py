@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from dpscope.analysis.text.text_table import MOST_HEADINGS, TextTable, reasons, render
+from dpscope.analysis.text.text_table import MOST_HEADINGS, TextTable, Unknown, reasons, render
 from dpscope.analysis.text.units import name_folded, sentence
 from dpscope.profiling.records.finding import Finding
 from dpscope.profiling.store.shown_text import cleaned, complain, one_line, write_out
@@ -109,7 +109,9 @@ def print_tables(tables: Sequence[TextTable], output_format: str, console: Conso
         above.update(notes)
 
         print_table(console, replace(table, notes=notes))
-    unknown = [one for table in tables for one in table.unknown]
+    unknown: list[Unknown] = []
+    for table in tables:
+        unknown += table.for_readers().unknown
     print_missing(console, reasons(unknown, MOST_HEADINGS))
 
 

@@ -34,6 +34,7 @@ class Unknown(NamedTuple):
     heading: str
     row: str
     drawn: bool = True
+    is_half_width: bool = False  # which readers do not see as a column
 
 
 def reasons(unknown: Iterable[Unknown], most: int | None = None) -> list[str]:
@@ -91,6 +92,7 @@ class TextTable:
             headings=take(self.headings),
             rows=tuple(map(take, rows)),
             meanings=take(self.meanings),
+            unknown=tuple(missing for missing in self.unknown if not missing.is_half_width),
             half_widths=(),
         )
 

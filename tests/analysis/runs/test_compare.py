@@ -123,16 +123,16 @@ def test_the_exposed_communication_of_a_cell_has_no_other_cells_spread() -> None
         assert first.ratio.high == pytest.approx(np.exp(0.9466), rel=1e-3)
 
 
-def test_what_more_repeats_would_detect_is_known_to_one_digit() -> None:
+def test_what_more_repeats_would_detect_is_rounded_up_to_a_percent() -> None:
     """Five repeats of 1% of spread detect (t_0.975 + t_0.8) x 0.01 / sqrt(5) x sqrt(2) = 2.4%, ten
     1.4%.
     """
     noise = Noise(variance=1e-4, cell_freedom=4, shared_freedom=0, repeats=5)
     change = replace(change_of("a", 1.0, 0.97, 1.03), noises=(noise, noise))
     assert change.detectable == pytest.approx(0.0238, rel=0.01)
-    assert change.with_more_repeats() == (10, 0.01)
-    (finding,) = undecided_findings([replace(change, fail_over=0.015)])
-    assert "10 repeats per side, which would detect about 1%, " in finding.next_step
+    assert change.with_more_repeats() == (10, 0.02)
+    (finding,) = undecided_findings([replace(change, fail_over=0.022)])
+    assert "10 repeats per side, which would detect about 2%, " in finding.next_step
 
 
 @pytest.mark.long
