@@ -87,12 +87,16 @@ class TextTable:
         kept = [place for place in range(len(self.headings)) if place not in self.half_widths]
         take = itemgetter(*kept)
         rows = map(self._with_half_widths, self.rows)
+        unknown = []
+        for missing in self.unknown:
+            if not missing.is_half_width:
+                unknown.append(missing)
         return replace(
             self,
             headings=take(self.headings),
             rows=tuple(map(take, rows)),
             meanings=take(self.meanings),
-            unknown=tuple(missing for missing in self.unknown if not missing.is_half_width),
+            unknown=tuple(unknown),
             half_widths=(),
         )
 
