@@ -62,7 +62,7 @@ test: $(VENV)/.installed-dev
 # Jobs and their nodes also wait, for each other and for time limits: one more process than cores keeps these busy.
 test-tests: WORKERS := $(shell echo $$(($(WORKERS) + 1)))
 test-tests: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE) tests/gpu) --repeat-alone $(DISTURBED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(TESTED_ALONE) tests/gpu) --repeat-alone=$(DISTURBED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTED_ALONE) @$(DISTURBED)
 
 lint: $(VENV)/.installed-dev
