@@ -64,7 +64,10 @@ def _named(scenarios: Sequence[Mapping[str, str]]) -> str:
             values[as_typed] = None
     combinations = math.prod(map(len, options.values()))
     if combinations != len(scenarios):
-        return " or ".join(_named([words]) for words in scenarios)
+        alone = []
+        for words in scenarios:
+            alone.append(_named([words]))
+        return " or ".join(alone)
     lists = []
     for name, values in options.items():
         option = name.replace("_", "-")
@@ -79,19 +82,49 @@ _MS = Unit("ms", 1e3, 1)
 _SHORT_MS = Unit("ms", 1e3, 2)
 
 
-def _change(predicted: Predicted, base_us: float) -> str:
-    """How much shorter or longer a step is than the base's, and whether that can be told."""
+def _change(predicted: Predicted, base: Base) -> str:
+    """What a scenario brings: samples per second where a step holds others than the base's, else how
+    much shorter or longer the step is; and whether that can be told.
+    """
     prediction = predicted.prediction
+    times_the_samples = _times_the_samples(prediction, base)
+    if times_the_samples != 1:
+        return _throughput(predicted, base.step_us * times_the_samples)
     change_us = prediction.change_us or 0.0
     low_us = prediction.change_low_us or 0.0
     high_us = prediction.change_high_us or 0.0
     longer = "longer" if change_us > 0 else "shorter"
-    percent = 100 * abs(change_us) / base_us
+    percent = 100 * abs(change_us) / base.step_us
     by = f"{show(abs(change_us), _MS)} ms {longer} ({percent:.1f}%)"
     if abs(change_us) < _UNSEEN_US:
         by = "unchanged"
     line = f"{_named([predicted.words])}: {by}; {_signed(low_us)} to {_signed(high_us)} ms"
     if low_us <= 0 <= high_us:
+        return f"{line}: within the error, cannot be told apart from no change."
+    return f"{line}."
+
+
+def _times_the_samples(prediction: Prediction, base: Base) -> float:
+    """Samples of the predicted step over those of the base's."""
+    times = prediction.devices / base.devices
+    if prediction.batch_size is not None and base.batch_size is not None:
+        times *= prediction.batch_size / base.batch_size
+    return times
+
+
+def _throughput(predicted: Predicted, even_us: float) -> str:
+    """Samples per second over the base's: `even_us` is the step at which both are equal."""
+    prediction = predicted.prediction
+    step_us = prediction.step_us or even_us
+    longest_us = prediction.high_us or step_us
+    shortest_us = prediction.low_us or step_us
+    least = even_us / longest_us
+    most = even_us / shortest_us
+    times = f"{even_us / step_us:.2f} times the samples/s ({least:.2f} to {most:.2f})"
+    steps = f"steps of {show(step_us, _MS)} ms"
+    named = _named([predicted.words])
+    line = f"{named}: {times}, in {steps}"
+    if least <= 1 <= most:
         return f"{line}: within the error, cannot be told apart from no change."
     return f"{line}."
 
@@ -129,9 +162,12 @@ class RunAnswer:
     @property
     def as_base(self) -> list[str]:
         """The scenarios that have no row, as they are the first one."""
-        stated = [each for each in self.predictions if each.is_base and each.words]
+        stated = []
+        for each in self.predictions:
+            if each.is_base and each.words:
+                stated.append((each.same, each.words))
         lines = []
-        for same, words in grouped((each.same, each.words) for each in stated).items():
+        for same, words in grouped(stated).items():
             facts = ": ".join([_named(words), *same])
             lines.append(f"As measured: {facts}.")
         return lines
@@ -140,15 +176,18 @@ class RunAnswer:
     def refusals(self) -> list[str]:
         """Why scenarios have no prediction, a line for each reason."""
         refused = [each for each in self.predictions if each.prediction.reason is not None]
-        counts = grouped(
-            ((each.prediction.reason, each.options), each.prediction.devices) for each in refused
-        )
-        alike = grouped(
-            ((reason, tuple(sorted(set(devices)))), dict(options))
-            for (reason, options), devices in counts.items()
-        )
+        by_reason = []
+        for each in refused:
+            why = (each.prediction.reason, each.options)
+            by_reason.append((why, each.prediction.devices))
+        counts = grouped(by_reason)
+        by_counts = []
+        for (reason, options), devices in counts.items():
+            different = sorted(set(devices))
+            key = (reason, tuple(different))
+            by_counts.append((key, dict(options)))
         lines = []
-        for (reason, devices), scenarios in alike.items():
+        for (reason, devices), scenarios in grouped(by_counts).items():
             place = _counts(devices)
             named = _named(scenarios)
             if named:
@@ -159,15 +198,18 @@ class RunAnswer:
     @property
     def limits(self) -> list[str]:
         """What makes predictions too good, a line each."""
-        limits = ((prediction.limit, prediction.devices) for _, prediction, *_ in self.predictions)
+        limits = []
+        for predicted in self.predictions:
+            prediction = predicted.prediction
+            limits.append((prediction.limit, prediction.devices))
         return _by_text(limits, self.predicted_counts)
 
     @property
     def changes(self) -> list[str]:
         """Whether each scenario helps, a line each, of as many as one looks at."""
         shown = [each for each in self.known if not each.is_base]
-        base_us = self.question.base.step_us
-        return [_change(each, base_us) for each in shown[:_MOST_CHANGES]]
+        base = self.question.base
+        return [_change(each, base) for each in shown[:_MOST_CHANGES]]
 
     @cached_property
     def known(self) -> list[Predicted]:
@@ -199,7 +241,8 @@ class RunAnswer:
         The longest step of the band is the lowest efficiency.
         """
         predicted = []
-        for _, prediction, *_ in self.predictions:
+        for each in self.predictions:
+            prediction = each.prediction
             efficiency = prediction.efficiency
             if efficiency is not None and prediction.high_us and prediction.low_us:
                 alone_us = efficiency * (prediction.step_us or 0.0)
@@ -228,7 +271,11 @@ class RunAnswer:
             prediction = row.prediction
             if (row.variant, prediction.batch_size) == (variant, base.batch_size):
                 steps_us.setdefault(prediction.devices, row.measured_us)
-        return sorted((devices, alone_us / step_us) for devices, step_us in steps_us.items())
+        efficiencies = []
+        for devices, step_us in steps_us.items():
+            efficiency = alone_us / step_us
+            efficiencies.append((devices, efficiency))
+        return sorted(efficiencies)
 
     def as_json(self) -> str:
         """One entry per scenario, the base, and the method's errors on the run's own cells."""
@@ -236,9 +283,9 @@ class RunAnswer:
         calibration = self.question.costs.calibration
         noise = noise_findings(calibration)
         predictions = []
-        for words, prediction, *_ in self.predictions:
-            content = asdict(prediction)
-            content["scenario"] = words
+        for each in self.predictions:
+            content = asdict(each.prediction)
+            content["scenario"] = each.words
             predictions.append(content)
         own_errors = []
         for cell in self.own.cells:
@@ -323,7 +370,9 @@ def prediction_table(answer: RunAnswer) -> TextTable:
     rows = answer.known
     shown = [predicted for predicted in rows if not predicted.is_base]
     base_row = _base_row(answer)
-    options = dict.fromkeys(name for words, *_ in answer.predictions for name in words)
+    options: dict[str, None] = {}
+    for predicted in answer.predictions:
+        options |= dict.fromkeys(predicted.words)
     varied = [name for name in options if name not in ("devices", "batch_size")]
     fields = [
         Field("devices", "prediction.devices", meaning=_DEVICES),
@@ -337,9 +386,11 @@ def prediction_table(answer: RunAnswer) -> TextTable:
         Field("exposed", "prediction.exposed_us", _MS, _EXPOSED),
         Field("efficiency", "prediction.efficiency", "share", _EFFICIENCY),
     ]
-    basis = (
-        (clause, prediction.devices) for _, prediction, *_ in rows for clause in prediction.rests_on
-    )
+    basis = []
+    for predicted in rows:
+        prediction = predicted.prediction
+        for clause in prediction.rests_on:
+            basis.append((clause, prediction.devices))
     notes = [*answer.refusals, *facts(answer), *_by_text(basis, answer.predicted_counts)]
     title = "Predicted steps"
     if shown:

@@ -308,8 +308,10 @@ def _joined(
     unsure = [change.unsure for change in changes]
     times_largest = unanswered.devices / base.largest
     shared = band_of_change(base, setting, unsure, exposed_us / step_us, times_largest)
-    low_us, high_us = shared.joined(repeats_and_method(base, setting)).around(step_us)
-    shortest_us, longest_us = shared.joined(method_error(base)).around(step_us)
+    whole = shared.joined(repeats_and_method(base, setting))
+    low_us, high_us = whole.around(step_us)
+    of_change = shared.joined(method_error(base))
+    shortest_us, longest_us = of_change.around(step_us)
     open_by_costs = math.exp(by_costs(unsure))
     if setting != base.setting and open_by_costs > WIDEST:
         action = _narrower(setting, costs)
@@ -363,7 +365,7 @@ def _disagreement(contradictions: Sequence[float]) -> list[str]:
     if longest != times:
         times = f"{times} to {longest}"
     took = f"the run's own all-reduces took {times} times their known cost"
-    return [f"{took}: carried on, so the band is wider"]
+    return [f"{took}, which widens the band"]
 
 
 def _efficiency(base: Base, setting: Setting, step_us: float) -> float:
@@ -371,6 +373,8 @@ def _efficiency(base: Base, setting: Setting, step_us: float) -> float:
     alone_us = base.single_us.get(setting.batch_size or 0)
     if alone_us is None:
         raise Missing("no step of one device was measured at this batch")
+    if setting.accumulate != base.accumulate:
+        raise Missing("no step of one device was measured with these micro-batches")
     if step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
         alone_ms = f"{alone_us / 1e3:.3g} ms"
         raise Missing(f"one device's step is {alone_ms}, longer than this one")

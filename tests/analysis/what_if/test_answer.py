@@ -137,23 +137,32 @@ def test_the_first_row_is_the_measured_base() -> None:
 
 
 def test_first_it_is_said_whether_a_change_can_be_told_apart_from_none() -> None:
-    """Of 230 ms 10 less, and 50 more: the method's 4% below 220, and more above 280, are the ends."""
+    """Of 230 ms 10 less, and 50 more. On 4 devices in place of 2 a step of 280 ms, 230 to 400, holds
+    twice the samples: 2 x 230/280 = 1.64 times as many per second, 1.15 to 2.
+    """
     slow = replace(BASE, step_us=230e3)
     base_ms = 230.0
     fp16 = Prediction(2, 1, 4, 220e3, change_us=-10e3, change_low_us=-19e3, change_high_us=1e3)
-    far = Prediction(4, 1, 4, 280e3, change_us=50e3, change_low_us=30e3, change_high_us=60e3)
+    slower = replace(fp16, step_us=280e3, change_us=50e3, change_low_us=30e3, change_high_us=60e3)
+    far = replace(slower, devices=4, low_us=230e3, high_us=400e3)
     rows = (
         Predicted({"comm_hook": "fp16"}, fp16),
+        Predicted({"bucket_mb": "1"}, slower),
+        Predicted({"bucket_mb": "5"}, replace(slower, change_us=0.0, change_low_us=-1e3)),
         Predicted({"devices": "4"}, far),
-        Predicted({"devices": "8"}, replace(far, change_us=0.0, change_low_us=-1e3)),
+        Predicted({"devices": "4"}, replace(far, high_us=500e3)),
     )
-    unsure, longer, unchanged = RunAnswer(Question(slow, COSTS), CellErrors(()), rows).changes
+    unsure, longer, unchanged, more, perhaps = RunAnswer(
+        Question(slow, COSTS), CellErrors(()), rows
+    ).changes
     assert unsure == (
         "--comm-hook fp16: 10.0 ms shorter (4.3%); -19.0 to +1.0 ms: within the error, cannot be "
         "told apart from no change."
     )
-    assert longer == f"--devices 4: 50.0 ms longer ({5000 / base_ms:.1f}%); +30.0 to +60.0 ms."
-    assert unchanged.startswith("--devices 8: unchanged; -1.0 to +60.0 ms: within the error")
+    assert longer == f"--bucket-mb 1: 50.0 ms longer ({5000 / base_ms:.1f}%); +30.0 to +60.0 ms."
+    assert unchanged.startswith("--bucket-mb 5: unchanged; -1.0 to +60.0 ms: within the error")
+    assert more == ("--devices 4: 1.64 times the samples/s (1.15 to 2.00), in steps of 280.0 ms.")
+    assert "(0.92 to 2.00), in steps of 280.0 ms: within the error" in perhaps
 
 
 def test_a_question_without_a_scenario_is_answered_with_what_to_give() -> None:
