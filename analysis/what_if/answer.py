@@ -182,8 +182,8 @@ class RunAnswer:
             by_reason.append((why, each.prediction.devices))
         counts = grouped(by_reason)
         by_counts = []
-        for (reason, options), devices in counts.items():
-            different = sorted(set(devices))
+        for (reason, options), of_devices in counts.items():
+            different = sorted(set(of_devices))
             key = (reason, tuple(different))
             by_counts.append((key, dict(options)))
         lines = []

@@ -52,6 +52,7 @@ def test_graphs_are_captured_once_cut_by_buckets_or_blocks_and_train_the_same(jo
     assert names == {"single": NAMES, "ddp": prefixed, "replicate": NAMES, "fsdp": NAMES}
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_compiled_steps_move_the_bytes_of_a_pocket_calculation_and_have_phases(
     job: Found, strategy: str

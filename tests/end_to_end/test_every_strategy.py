@@ -162,6 +162,7 @@ def blocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", TIMES_LATE)
 def test_waiting_for_a_late_rank_in_blocking_collectives_is_exposed(

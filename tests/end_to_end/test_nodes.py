@@ -126,6 +126,7 @@ def test_cells_are_measured_on_one_node_and_over_both(run: tuple[Path, NodeComma
     assert hosts[1].environment.hostname == "host2"
 
 
+@pytest.mark.timed
 def test_calibration_finds_the_rate_between_hosts_and_within_one(
     run: tuple[Path, NodeCommand],
 ) -> None:

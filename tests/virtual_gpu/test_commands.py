@@ -141,6 +141,7 @@ def answer(node: PlantedNode, *arguments: str, status: int = 0) -> dict[str, Any
     return found
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("devices", [2, 4])
 def test_calibrate_recovers_latency_and_bandwidth(
     calibrated: Calibrated, planted: Planted, devices: int
@@ -156,6 +157,7 @@ def test_calibrate_recovers_latency_and_bandwidth(
     assert piece["bandwidth_gb_per_s"] * carried == pytest.approx(planted.gb_per_s, rel=0.03)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("devices", [2, 4])
 def test_contention_is_what_the_node_has_none_of(
     calibrated: Calibrated, planted: Planted, devices: int
@@ -200,6 +202,7 @@ def test_a_calibration_whose_queue_runs_dry_stores_nothing(plant: Plant, tmp_pat
     assert not (tmp_path / "run" / "calibration.json").exists()
 
 
+@pytest.mark.timed
 def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     """Four devices of the same node, which are measured then. Its fastest step counts: the host of
     four ranks, which this machine is, delays some.
@@ -211,6 +214,7 @@ def test_whatif_predicts_other_device_counts(ran: Ran, tmp_path: Path) -> None:
     assert prediction["high_us"] / prediction["low_us"] < 1.5
 
 
+@pytest.mark.timed
 def test_compare_finds_the_slower_device(ran: Ran) -> None:
     comparison = answer(ran.node, "compare", str(ran.out), str(ran.after), status=1)
     assert comparison["regressions"] == [CELL]

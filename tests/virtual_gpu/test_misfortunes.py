@@ -81,6 +81,7 @@ def assert_late(shown: Shown, node: PlantedNode, out: Path, late_rank: int) -> N
     assert float(cost[1]) * UNIT_US[cost[2]] == pytest.approx(true_us, rel=0.03)
 
 
+@pytest.mark.timed
 def test_a_late_host_is_named(plant: Plant, random_values: random.Random, tmp_path: Path) -> None:
     """The second rank's host is late once in each step, by more than its device has work for."""
     delay = HostDelay(rank=1, kernel="nll_loss_forward", us=random_values.uniform(150_000, 200_000))
@@ -91,6 +92,7 @@ def test_a_late_host_is_named(plant: Plant, random_values: random.Random, tmp_pa
     assert "launch-bound" in " ".join(shown.findings.values())
 
 
+@pytest.mark.timed
 def test_a_slow_unlike_device_behind_a_slow_link_is_named(
     plant: Plant, random_values: random.Random, tmp_path: Path
 ) -> None:

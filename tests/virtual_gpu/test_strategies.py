@@ -140,6 +140,7 @@ def test_every_part_of_every_step_equals_the_truth(ran: Ran, strategy: str) -> N
     assert_ledgers_are_true(ran.truth, ran.traces(strategy), TRACED_STEPS)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("strategy", TRAFFIC)
 def test_transfers_take_what_was_planted_for_computed_bytes(ran: Ran, strategy: str) -> None:
     table = analyze_traces(ran.traces(strategy)).collectives
@@ -185,6 +186,7 @@ def test_memory_and_states_are_those_of_the_devices_that_ran(ran: Ran, strategy:
             assert [state["index"] for state in stored[moment]] == devices
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("strategy", CELLS)
 def test_warm_up_is_as_long_on_every_rank(ran: Ran, strategy: str) -> None:
     counts = set()
@@ -237,6 +239,7 @@ def test_phases_of_data_parallel(ran: Ran) -> None:
             )
 
 
+@pytest.mark.timed
 def test_the_slow_device_is_critical(ran: Ran) -> None:
     """Of DataParallel's devices the slow one is idle for the least time."""
     table = compare(ran.data).table.set_index("cell")
