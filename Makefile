@@ -1,5 +1,5 @@
 # From a bare Python >= 3.11: `make demo` measures this machine, `make check` lints and runs the quick tests (a minute),
-# `make test` runs every check (15 to 20 minutes). Each installs what it needs.
+# `make test` runs every check (10 to 15 minutes). Each installs what it needs.
 # TORCH=system uses the torch that PYTHON already has (vendor containers) and never replaces it.
 
 PYTHON ?= python3
