@@ -86,19 +86,20 @@ def stacked(labels: Sequence[str], parts: _Parts, x_label: str) -> Figure | None
     return figure
 
 
-_SEEN = 0.005  # of the longest bar: a shorter part cannot be seen
-
-
 def measured_and_estimated(comparison: Comparison) -> Figure | None:
     """Three bars for each cell on several devices: measured, stacked; the subtraction with its
     interval; the ring formula.
 
     None if no cell has measured communication, or if there is nothing to compare it with.
     """
-    several = [row for row in comparison.rows.values() if row.devices > 1]
-    if all(row.communication_us is None for row in several):
+    rows = []
+    is_measured = False
+    for row in comparison.rows.values():
+        if row.devices > 1 and _has_any(row):
+            rows.append(row)
+            is_measured |= row.communication_us is not None
+    if not is_measured:
         return None
-    rows = [row for row in several if _has_any(row)]
     shortcuts = {name: label for name, label in _SHORTCUTS.items() if comparison.has(name)}
     bars = len(rows) * (1 + len(shortcuts))
     if bars < 2:
@@ -110,7 +111,9 @@ def measured_and_estimated(comparison: Comparison) -> Figure | None:
     parts = dict(_of_rows(_MEASURED, rows, unit.divisor))
     hidden = _lengths(rows, "hidden_us", unit)
     exposed = _lengths(rows, "exposed_us", unit)
-    if _longest(hidden) <= _SEEN * _longest(hidden + exposed):
+    longest = _longest(hidden + exposed)
+    shortest_seen = style.SHORTEST_SHARE * longest
+    if _longest(hidden) <= shortest_seen:
         parts.pop("hidden", None)
     style.bar_rows(axes, places, parts, _THICKNESS)
     _whiskers(axes, places, rows, "exposed_us", hidden + exposed, unit)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CHARACTERS_PER_INCH = 13  # of legends and titles; names of cells have 0.45 of the width
 _Numbers = Sequence[float | None] | np.ndarray
-_SHORTEST_SHARE = 0.006  # of the axis: a shorter bar cannot be seen
+SHORTEST_SHARE = 0.006  # of the axis: a shorter bar cannot be seen
 # inches of a figure that a character takes, if its axes take half of it; of the axes, all of them
 _CHARACTER, _MOST_TEXT = 0.14, 0.85
 _GAP = 0.06  # inches above the title and the legend
@@ -120,7 +120,7 @@ def _write_values(axes: "Axes") -> None:
     """Write what each row of labelled horizontal bars adds up to behind its end, with those of its
     parts that are too short to see.
     """
-    shortest = _SHORTEST_SHARE * float(np.ptp(axes.get_xlim()))
+    shortest = SHORTEST_SHARE * float(np.ptp(axes.get_xlim()))
     ends = _row_ends(axes)
     for row, parts in grouped(_parts(axes)).items():
         total = sum(length for _, length in parts)
