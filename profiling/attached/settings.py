@@ -4,11 +4,13 @@ Imports no torch.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from dpscope.profiling.records.finding import counted
 from dpscope.profiling.records.settings import AMOUNT, Config, at_least, setting
+from dpscope.profiling.store.files import write_text
 
 RAISED = "the script raised"  # start of the description of a script's end by an exception
 STEP_RECORDED = "the script recorded a step into a CUDA graph, whose replays call no optimizer"
@@ -118,4 +120,6 @@ def print_note(text: str) -> None:
     sys.stderr.write(f"dpscope: {text}\n")
     kept = os.environ.get(LAST_NOTE_VARIABLE)
     if kept and os.environ.get("LOCAL_RANK", "0") == "0":
-        Path(kept).write_text(text)
+        # of a killed command the folder is gone, and the script goes on
+        with suppress(OSError):
+            write_text(Path(kept), text)
