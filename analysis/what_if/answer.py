@@ -120,10 +120,10 @@ def _throughput(predicted: Predicted, even_us: float) -> str:
     shortest_us = prediction.low_us or step_us
     least = even_us / longest_us
     most = even_us / shortest_us
-    times = f"{even_us / step_us:.2f} times the samples/s ({least:.2f} to {most:.2f})"
+    samples = f"{even_us / step_us:.2f} times the samples/s ({least:.2f} to {most:.2f})"
     steps = f"steps of {show(step_us, _MS)} ms"
     named = _named([predicted.words])
-    line = f"{named}: {times}, in {steps}"
+    line = f"{named}: {samples}, in {steps}"
     if least <= 1 <= most:
         return f"{line}: within the error, cannot be told apart from no change."
     return f"{line}."

@@ -351,7 +351,7 @@ def describe_trainings(
         by_hand = {"options": options or {}, "config": config_path, "nodes": nodes}
     elif TrainFolder(out).manifest().config != description.config:
         console.print(
-            f"{out} holds other settings, and a cell trained by hand has those: dpscope train changes them."
+            f"{out} still has other settings, which a cell trained by hand would use: dpscope train changes them."
         )
         return
     print_commands(description, console, "seed is one of --seeds", by_hand)

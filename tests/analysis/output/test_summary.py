@@ -75,12 +75,17 @@ def test_everything_gives_reasons_for_printed_columns_and_keeps_names_whole() ->
     assert [line for line in lines if line.startswith("dp-host-d2-") and line.endswith("-")] == []
 
 
+def copy_example(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder becomes the working one, with a copy of the example in it."""
+    shutil.copytree(ROOT / "examples" / "run_cpu", folder / "run_cpu")
+    monkeypatch.chdir(folder)
+
+
 @pytest.mark.long
 def test_a_cut_trace_is_stated_once_on_the_screen_and_no_other_error_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
-    monkeypatch.chdir(tmp_path)
+    copy_example(tmp_path, monkeypatch)
     trace = Path("run_cpu/cells/ddp-d2-b128/repeat1/traces/0_1.pt.trace.json.gz")
     trace.write_bytes(trace.read_bytes()[:5000])
     report = report_of(Path("run_cpu"), Targets()).printed
@@ -97,8 +102,7 @@ def test_a_run_that_everything_limits_fits_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One repeat of DDP is lost, every cell drifts, repeats differ, and the calibration is noisy."""
-    shutil.copytree(ROOT / "examples" / "run_cpu", tmp_path / "run_cpu")
-    monkeypatch.chdir(tmp_path)
+    copy_example(tmp_path, monkeypatch)
     shutil.rmtree(Path("run_cpu/cells/ddp-d2-b128/repeat1"))
     run = load_run(Path("run_cpu"))
     cells = {}
