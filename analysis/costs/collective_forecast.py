@@ -9,13 +9,17 @@ from typing import Literal
 
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.costs.other_counts import WIDEST, medians
+from dpscope.analysis.costs.other_counts import medians
 from dpscope.analysis.costs.requested_places import Requested
+from dpscope.analysis.stats.left_out import WIDEST_BAND, too_wide
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 
 MEASURED = "measured"  # the source of a time of a measured count and size
-_TOO_NOISY = "not known: calibrate again while no other program runs"
+_TOO_NOISY = (
+    "not known: calibrate again while no other program runs, as bands beyond "
+    f"{WIDEST_BAND:g} times either way are not given"
+)
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 
 
@@ -82,7 +86,7 @@ def _forecast(
         cost = costs.cost(kind, size, place)
     except Missing as unknown:
         return CollectiveForecast(*row, None, None, None, f"not known: {unknown}")
-    if cost.above > math.log(WIDEST):
+    if too_wide(cost.above) is not None:
         return CollectiveForecast(*row, None, None, None, _TOO_NOISY, math.exp(cost.above))
     words = cost.words
     if place.nodes == 1:

@@ -15,7 +15,7 @@ algorithms) is added as the median residual of that size and its neighbours over
 between two measured counts interpolated.
 
 The band is derived from leaving out the largest measured counts. It grows with the distance; if it
-is wider than WIDEST either way, no time is given. Neither is one beyond FREE_DISTANCE times the
+is wider than WIDEST_BAND either way, no time is given. Neither is one beyond FREE_DISTANCE times the
 measured counts, unless the law holds on the counts left out: a band does not show what a network
 does farther away.
 """
@@ -31,11 +31,11 @@ import numpy.typing as npt
 from dpscope.analysis.costs.cost import Call, Cost, Known, Place, banded
 from dpscope.analysis.costs.formulas import bus_factor
 from dpscope.analysis.costs.timed_here import half_band
+from dpscope.analysis.stats.left_out import too_wide
 from dpscope.analysis.stats.missing import Missing
 from dpscope.profiling.records.calibration import Calibration
 from dpscope.profiling.records.finding import counted
 
-WIDEST = 3.0  # times shorter or longer; beyond, the answer is "not known"
 INSIDE = 0.94  # share of the errors of left-out counts within a band
 # times the largest measured count, beyond which the law must hold on counts left out
 FREE_DISTANCE = 4.0
@@ -316,11 +316,9 @@ class Law:
         """
         distance = self._distance(place.devices)
         half = self.half_band(size) * _growth(distance)
-        if half > math.log(WIDEST):
-            raise self._refusal(
-                place.devices,
-                f"the band would be {math.exp(half):.3g} times either way; the limit is {WIDEST:g}",
-            )
+        open_by = too_wide(half)
+        if open_by is not None:
+            raise self._refusal(place.devices, open_by)
         if distance > FREE_DISTANCE and not self._holds(size):
             raise self._refusal(place.devices, "no count left out confirms the law")
         time_us = math.exp(self.predicted_log_us(place.layout, size))

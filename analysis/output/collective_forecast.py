@@ -13,7 +13,6 @@ from rich.console import Console
 from dpscope.analysis.costs.calibration_files import wrong_results
 from dpscope.analysis.costs.calibration_fit import noise_message, noisy_fits
 from dpscope.analysis.costs.collective_forecast import CollectiveForecast, forecasts
-from dpscope.analysis.costs.other_counts import WIDEST
 from dpscope.analysis.costs.requested_places import Requested
 from dpscope.analysis.text.terminal import (
     print_findings,
@@ -125,8 +124,7 @@ def _sources(rows: Sequence[CollectiveForecast]) -> Iterator[str]:
         too_wide = [row.too_wide for row in alike if row.too_wide is not None]
         line = f"{devices} devices: {source}"
         if too_wide:
-            least = f"{min(too_wide):.3g} times or more"
-            line += f" (the band would be {least} either way; the limit is {WIDEST:g})"
+            line += f"; the narrowest would reach {min(too_wide):.3g} times"
         yield line
 
 

@@ -20,6 +20,7 @@ Flags = npt.NDArray[np.bool_]
 _EQUAL = 1e-9  # errors this close are rounding: the law that stands first is taken
 _INSIDE = 0.9  # share of the rows left out that lie within the error
 FARTHEST = 8.0  # times the largest measured device count: beyond it no number is given
+WIDEST_BAND = 3.0  # times shorter or longer: with a wider band no number is given
 # log2 of the times beyond the largest measured count, and half a 90% band in logarithms: from
 # public series of steps
 _DOUBLINGS = (0.0, 1.0, 2.0, math.log2(FARTHEST))
@@ -29,6 +30,14 @@ _HALVES = (0.0, 0.06, 0.12, 0.25)
 def half_band_beyond(times_largest: float) -> float:
     """Half the band that any prediction has at so many times the largest measured device count."""
     return float(np.interp(math.log2(times_largest), _DOUBLINGS, _HALVES))
+
+
+def too_wide(half_band: float) -> str | None:
+    """Why a prediction with half a band of this (in logarithms) is not given; None if it is."""
+    times = math.exp(half_band)
+    if times <= WIDEST_BAND:
+        return None
+    return f"the band would be {times:.3g} times either way; the limit is {WIDEST_BAND:g}"
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,6 @@ class Predicted(NamedTuple):
         return tuple(words.items())
 
 
-_NAME_ONE = "give --devices, --link, --bucket-mb, --batch-size or another scenario"
-
-
 def _option(name: str) -> str:
     return name.replace("_", " ")
 
@@ -156,7 +153,7 @@ class RunAnswer:
     def hint(self) -> str | None:
         """What to ask for, where nothing differs from the base."""
         if all(predicted.is_base for predicted in self.predictions):
-            return f"Nothing differs from what was measured: {_NAME_ONE}."
+            return "Nothing differs from what was measured: give another scenario, such as --devices 8."
         return None
 
     @property

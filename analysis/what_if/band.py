@@ -16,11 +16,10 @@ from dpscope.analysis.what_if.scenario import Base, Setting
 from dpscope.analysis.what_if.step_profile import StepProfile
 
 NINE_OF_TEN = 1.645  # standard deviations to either side that hold 90% of a normal distribution
-# upper over lower end of what costs alone leave open: beyond it no number is given
-WIDEST = 2.0
 # of the method where no other cell measures it: the error of cells in the live experiments
 ASSUMED_ERROR = 0.04
-_ONE_BATCH = 0.10  # samples may cost otherwise where one batch alone was measured
+# samples may cost otherwise at a batch beyond those that one device was measured at
+_OTHER_BATCH = 0.10
 
 Parts = Mapping[str, tuple[float, float]]
 """By name, half a 90% band below and above the step, in logarithms."""
@@ -68,11 +67,6 @@ def _in_logarithms(longer_us: Sequence[float], step_us: float) -> tuple[float, f
     return -math.log(max(0.05, 1 + least)), math.log1p(most)
 
 
-def by_costs(parts: Sequence[Parts]) -> float:
-    """The whole band that the costs of collectives make, in logarithms."""
-    return max(sum(of_profile["costs"]) for of_profile in parts)
-
-
 class Band(NamedTuple):
     """Half of it below and above, in logarithms."""
 
@@ -98,14 +92,32 @@ def band_of_change(
     distance = half_band_beyond(times_largest)
     hidden_share = max(0.0, 1 - 4 * exposed_share)
     alike.append(distance * (1 - 0.5 * hidden_share))
-    if setting.micro_batch != base.setting.micro_batch and len(base.single_us) < 2:
-        alike.append(_ONE_BATCH)
+    alike += _of_batch(base, setting.micro_batch)
     below, above = list(alike), list(alike)
     for name in parts[0]:
         halves = [of_profile[name] for of_profile in parts]
         below.append(max(half for half, _ in halves))
         above.append(max(half for _, half in halves))
     return Band(math.hypot(*below), math.hypot(*above))
+
+
+def _of_batch(base: Base, wanted: int | None) -> list[float]:
+    """What another batch adds: the repeats of one device at the batches that give its compute, and
+    what is assumed where these are not on both sides of it.
+    """
+    if wanted is None or wanted == base.setting.micro_batch:
+        return []
+    measured = sorted(base.single_us)
+    by_distance = sorted(measured, key=lambda batch: abs(batch - wanted))
+    nearest = by_distance[:2]
+    spreads = []
+    for batch in nearest:
+        spread = base.single_spread.get(batch, 0.0)
+        spreads.append(spread)
+    between = len(measured) > 1 and measured[0] <= wanted <= measured[-1]
+    if not between:
+        spreads.append(_OTHER_BATCH)
+    return spreads
 
 
 def method_error(base: Base) -> float:

@@ -127,6 +127,7 @@ def base_of_loaded(
     data = _chosen(run, cell_name)
     cell = data.cell
     assert isinstance(cell, Cell)  # those of a run folder are
+    singles = single_cells(run, data)
     alike_cells = [
         row for row in run.measured if row.cell.strategy == cell.strategy and not row.no_scaling
     ]
@@ -140,8 +141,7 @@ def base_of_loaded(
         single = single_device_baselines(run.measured, cell).get(cell.batch_size)
         ledger = with_contention(ledger, cell_contentions(data, single))
     contention = contention_of_ledger(ledger)
-    step_us = pooled_median(data.step_samples())
-    assert step_us is not None  # `_chosen` takes measured cells
+    step_us = _step_us(data)
     base = Base(
         name=cell.name,
         profiles=typical(job.profiles),
@@ -149,10 +149,11 @@ def base_of_loaded(
         devices=cell.devices,
         per_node=devices_per_node(data),
         step_us=step_us,
-        spread=repeats_band([float(np.median(step_sample)) for step_sample in data.step_samples()]),
+        spread=_spread(data),
         exposed_us=_exposed_us(ledger),
         batch_size=cell.batch_size,
-        single_us=single_steps_us(run, data),
+        single_us={batch: _step_us(single) for batch, single in singles.items()},
+        single_spread={batch: _spread(single) for batch, single in singles.items()},
         bucketing=Bucketing(cell.options.bucket_mb, cell.options.overlap == "on"),
         hook=cell.options.comm_hook,
         accumulate=cell.options.accumulate,
@@ -287,21 +288,33 @@ def devices_per_node(data: Job) -> int:
     return -(-data.devices // len({rank.node for _, rank in data.ranks}))
 
 
-def single_steps_us(run: RunData, data: Job) -> dict[int, float]:
-    """t_1 by batch per device, of the single-device cells that compute as the base does: its
-    precision, compiled or not.
+def single_cells(run: RunData, data: Job) -> dict[int, Job]:
+    """The single-device cells that compute as the base does (its precision, compiled or not), by
+    batch per device.
 
     Where there are some, those with as many micro-batches as the base; else those with one.
     """
     alike = shared_options(data.cell.options)
+    one_pass = msgspec.structs.replace(alike, accumulate=1)
     singles = [row for row in run.measured if row.cell.traits.baseline and row.step_samples()]
-    return {
-        single.cell.batch_size: step_us
-        for options in (msgspec.structs.replace(alike, accumulate=1), alike)
-        for single in singles
-        if single.cell.options == options
-        and (step_us := pooled_median(single.step_samples())) is not None
-    }
+    by_batch = {}
+    for options in (one_pass, alike):
+        for single in singles:
+            if single.cell.options == options:
+                by_batch[single.cell.batch_size] = single
+    return by_batch
+
+
+def _step_us(measured: Job) -> float:
+    """The median untraced step of a measured cell."""
+    step_us = pooled_median(measured.step_samples())
+    assert step_us is not None  # a measured cell has samples
+    return step_us
+
+
+def _spread(measured: Job) -> float:
+    """Half a 90% band of its step, in logarithms."""
+    return repeats_band([float(np.median(samples)) for samples in measured.step_samples()])
 
 
 def repeats_band(medians: Sequence[float]) -> float:

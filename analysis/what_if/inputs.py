@@ -362,9 +362,10 @@ def batch_basis(base: Base, wanted: int) -> str:
         return f"compute at {samples} by one device's measured step"
     nearest = sorted(batches, key=lambda batch: abs(batch - wanted))[:2]
     measured = " and ".join(map(str, sorted(nearest)))
-    return (
-        f"compute at {samples}, at which one device was not measured, by a line through {measured}"
-    )
+    line = f"by a line through {measured}"
+    if wanted < batches[0]:
+        line += ", but no less than in proportion"
+    return f"compute at {samples}, at which one device was not measured, {line}"
 
 
 def _fixed_us(profile: StepProfile) -> float:
@@ -376,6 +377,9 @@ def _fixed_us(profile: StepProfile) -> float:
 def _single_us(base: Base, batch: int) -> float | None:
     """t_1, linear between measured batches and, by the nearest two, up to BATCH_REACH beyond; None
     where it is not known.
+
+    Fewer samples take no less than their share of the smallest batch: what they do not take would
+    be a cost below 0 of a step without samples.
     """
     batches = sorted(base.single_us)
     if len(batches) < 2:
@@ -389,5 +393,6 @@ def _single_us(base: Base, batch: int) -> float | None:
         return None
     nearest = slice(0, 2) if batch < smallest else slice(-2, None)
     line = np.polyfit(batches[nearest], steps_us[nearest], 1)
-    value = float(np.polyval(line, batch))
-    return value if value > 0 else None
+    by_line_us = float(np.polyval(line, batch))
+    by_share_us = steps_us[0] * batch / smallest
+    return max(by_line_us, by_share_us)

@@ -11,14 +11,12 @@ from dpscope.analysis.cells.checks import unreliable_parts
 from dpscope.analysis.costs.between_nodes import calibrated_link
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
-from dpscope.analysis.stats.left_out import FARTHEST
+from dpscope.analysis.stats.left_out import FARTHEST, too_wide
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.what_if.band import (
-    WIDEST,
     Parts,
     band_of_change,
-    by_costs,
     method_error,
     repeats_and_method,
     replay_parts,
@@ -77,6 +75,8 @@ def predict(base: Base, scenario: Scenario, costs: Costs) -> Prediction:
         setting = setting_of(base, scenario)
         unanswered = replace(unanswered, batch_size=setting.batch_size)
         _check(base, setting)
+        if _measured_on_one(base, setting):
+            return _one_device_measured(base, unanswered)
         changes = _changes(base, setting, costs)
         known = _joined(base, setting, costs, unanswered, changes)
         return replace(known, rests_on=(*known.rests_on, *same_buckets(base, scenario)))
@@ -309,14 +309,14 @@ def _joined(
     times_largest = unanswered.devices / base.largest
     shared = band_of_change(base, setting, unsure, exposed_us / step_us, times_largest)
     whole = shared.joined(repeats_and_method(base, setting))
+    open_by = too_wide(max(whole))
+    if open_by is not None:
+        action = _narrower(setting, costs)
+        reasons = [f"{open_by}: {action}", *disagreement, *noise]
+        raise Missing("; ".join(reasons))
     low_us, high_us = whole.around(step_us)
     of_change = shared.joined(method_error(base))
     shortest_us, longest_us = of_change.around(step_us)
-    open_by_costs = math.exp(by_costs(unsure))
-    if setting != base.setting and open_by_costs > WIDEST:
-        action = _narrower(setting, costs)
-        raise Missing("; ".join([_too_wide(open_by_costs, action), *disagreement, *noise]))
-
     basis += _rests_on(base, setting, costs)
     efficiency = None
     try:
@@ -338,11 +338,6 @@ def _joined(
     )
 
 
-def _too_wide(times: float, action: str) -> str:
-    left_open = f"collectives' costs alone leave the step open by {times:.3g} times"
-    return f"{left_open}; the limit is {WIDEST:g}: {action}"
-
-
 def _narrower(setting: Setting, costs: Costs) -> str:
     """The measurement that would make costs more certain."""
     place = setting.place
@@ -350,7 +345,7 @@ def _narrower(setting: Setting, costs: Costs) -> str:
     if link is not None and link.source != REACHED_RATE:
         return f'measure what {link.name} reaches, and give --link "reached RATE"'
     if costs.fit("all_reduce", place) is None:
-        return f"calibrate on {place} devices"
+        return f"a calibration on {place} devices would narrow it"
     return "calibrate and measure again while no other program runs"
 
 
@@ -381,31 +376,51 @@ def _efficiency(base: Base, setting: Setting, step_us: float) -> float:
     return alone_us / step_us
 
 
-def _measured_alone(base: Base, setting: Setting) -> list[int]:
-    """Of the setting's batch and the base's those at which one device was measured."""
-    batches = (setting.batch_size, base.batch_size)
-    return [batch for batch in batches if batch is not None and batch in base.single_us]
+def _measured_on_one(base: Base, setting: Setting) -> bool:
+    """Whether the setting is a step of one device that was measured."""
+    if setting.place.devices > 1:
+        return False
+    return setting.accumulate == base.accumulate and setting.batch_size in base.single_us
+
+
+def _one_device_measured(base: Base, unanswered: Prediction) -> Prediction:
+    """One device's step where it was measured, with the bands of its repeats and the base's."""
+    batch_size = unanswered.batch_size or 0
+    step_us = base.single_us[batch_size]
+    spread = base.single_spread.get(batch_size, 0.0)
+    change_us = step_us - base.step_us
+    half_us = math.hypot(spread * step_us, base.spread * base.step_us)
+    return replace(
+        unanswered,
+        step_us=step_us,
+        low_us=step_us * math.exp(-spread),
+        high_us=step_us * math.exp(spread),
+        change_us=change_us,
+        change_low_us=change_us - half_us,
+        change_high_us=change_us + half_us,
+        exposed_us=0.0,
+        efficiency=1.0,
+        rests_on=("one device's measured step, with the band of its repeats",),
+    )
 
 
 def _one_device(base: Base, setting: Setting, costs: Costs) -> tuple[float | None, str]:
     """t_1 of the setting's batch, and its basis: the replay without other devices, scaled to t_1 as
     measured at that batch, else at the base's, where known."""
-    measured = _measured_alone(base, setting)
+    batch_size = setting.batch_size
+    if batch_size not in base.single_us:
+        batch_size = base.batch_size
     try:
         alone_us = _alone_us(base, setting, costs)
-        if not measured:
+        if batch_size is None or batch_size not in base.single_us:
             return alone_us, "the base's replay without its other devices"
-        batch_size = measured[0]
         same_batch = setting_of(base, Scenario(batch_size=batch_size))
         same_batch_us = _alone_us(base, same_batch, costs)
     except Missing:
         return None, ""
-    basis = "one device's measured step, scaled as its replay is"
-    if alone_us == same_batch_us:
-        basis = "one device's step as it was measured"
     longer = alone_us / same_batch_us
     measured_us = base.single_us[batch_size]
-    return longer * measured_us, basis
+    return longer * measured_us, "one device's measured step, scaled as its replay is"
 
 
 def _alone_us(base: Base, setting: Setting, costs: Costs) -> float:

@@ -74,10 +74,10 @@ class Base:
     """A measured cell, or a foreign trace: its replayed steps and what was measured of it.
 
     `step_us` is the untraced step where known, `exposed_us` its exposed communication, `spread` half a 90% band of
-    it in logarithms, by its repeats. `single_us` is t_1 by batch per device. `method_error` is half
-    a 90% band of the method on this run's other cells, None if there is none. `profiles` are the
-    typical ones of `every`. `slowed` is how many times as long tracing made a step, where its parts
-    are not reliable for that.
+    it in logarithms, by its repeats. `single_us` is t_1 by batch per device, and `single_spread` its
+    spread. `method_error` is half a 90% band of the method on this run's other cells, None if there
+    is none. `profiles` are the typical ones of `every`. `slowed` is how many times as long tracing
+    made a step, where its parts are not reliable for that.
     """
 
     __repr__ = short_repr
@@ -99,6 +99,7 @@ class Base:
     lateness: Lateness = UNKNOWN_LATENESS
     # exposed waiting for each late rank, in the mean of all ranks
     wait_by_rank_us: Mapping[int, float] = field(default_factory=dict)
+    single_spread: Mapping[int, float] = field(default_factory=dict)
     method_error: float | None = None
     contention: Contention = UNKNOWN_CONTENTION
     # by what the trace's times are scaled, so that the replay is as long as the untraced step

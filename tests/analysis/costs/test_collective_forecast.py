@@ -181,7 +181,10 @@ def test_a_noisy_calibration_is_not_extrapolated() -> None:
     (off,) = noisy_fits(noisy)
     assert f"NOISY FIT: {noise_message([off])}" in text
     assert "4, 8 devices: not known: calibrate again" in text
-    assert "the band would be 3.84 times or more either way; the limit is 3" in text
+    assert (
+        "as bands beyond 3 times either way are not given; the narrowest would reach 3.84 times"
+        in text
+    )
     assert text.count("nine of ten times lie within this band") == 1
     measured = Console(file=io.StringIO(), width=200)
     print_forecasts(noisy, [(2, None)], "table", measured)

@@ -168,7 +168,9 @@ def test_first_it_is_said_whether_a_change_can_be_told_apart_from_none() -> None
 def test_a_question_without_a_scenario_is_answered_with_what_to_give() -> None:
     answer = run_answer(Question(BASE, COSTS), CellErrors(()), [({}, Scenario())])
     assert len(answer.tables["what_if"].rows) == 1
-    assert str(answer.hint).startswith("Nothing differs from what was measured: give --devices")
+    assert str(answer.hint).startswith(
+        "Nothing differs from what was measured: give another scenario"
+    )
 
 
 def test_the_replayed_steps_are_counted_as_steps_of_single_ranks() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dpscope.analysis.findings.cost import cost_fact
-from dpscope.analysis.stats.samples import Interval
+from dpscope.analysis.stats.samples import Interval, pooled_median
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.ledger import Ledger
 from dpscope.analysis.what_if.bases import (
@@ -18,7 +18,7 @@ from dpscope.analysis.what_if.bases import (
     base_of_loaded,
     contention_of_ledger,
     repeats_band,
-    single_steps_us,
+    single_cells,
 )
 from dpscope.analysis.what_if.cell_errors import errors_of_cells
 from dpscope.analysis.what_if.predict import predict
@@ -104,9 +104,13 @@ def test_one_device_has_the_precision_and_micro_batches_of_the_base(
     none: dict[str, str | int] = {}
     for options, times in ((none, 1), (half, 2), (half_twice, 3), ({**half, "accumulate": 4}, 2)):
         base = optioned(cell, 1, bucket_mb=5.0, **options)
-        found = single_steps_us(run_of(*singles, base), base)
-        assert found == pytest.approx({batch: times * question.base.single_us[batch]})
-    assert single_steps_us(run_of(*singles), optioned(cell, 1, amp="fp16")) == {}
+        found = single_cells(run_of(*singles, base), base)
+        medians = {
+            single_batch: pooled_median(single.step_samples())
+            for single_batch, single in found.items()
+        }
+        assert medians == pytest.approx({batch: times * question.base.single_us[batch]})
+    assert single_cells(run_of(*singles), optioned(cell, 1, amp="fp16")) == {}
 
 
 def test_a_band_of_repeats_holds_one_more_of_them() -> None:
