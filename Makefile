@@ -17,7 +17,7 @@ else
 install = $(BIN)/python .ci/install.py $(VENV)/constraints.txt $(1)
 endif
 # Bytecode is compiled on all cores, without what dpscope rarely or never imports: half of all. Python compiles the rest on use.
-RARELY_IMPORTED := tests?|_internal|_inductor|ao|triton|torchgen|scipy|sklearn|networkx|fontTools|pip|setuptools
+RARELY_IMPORTED := tests?|_internal|_inductor|ao|triton|torchgen|scipy|sklearn|networkx|fontTools|pip|setuptools|mypyc?|debugpy|jedi|lexers|physics|combinatorics|pymdownx|backrefs|opentelemetry
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/($(RARELY_IMPORTED))/' $(VENV)/lib || true
 # Let the second Python import what is installed for the first one, by a .pth file of the third name.
 see_packages_of = $(1) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
