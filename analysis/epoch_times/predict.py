@@ -31,7 +31,14 @@ from dpscope.analysis.epoch_times.epoch_time import (
     place,
     significant,
 )
-from dpscope.analysis.stats.left_out import FARTHEST, BestLaw, Law, best_law, half_band_beyond
+from dpscope.analysis.stats.left_out import (
+    FARTHEST,
+    BestLaw,
+    Law,
+    best_law,
+    half_band_beyond,
+    too_wide,
+)
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
 from dpscope.analysis.text.units import NA
 from dpscope.profiling.records.finding import counted, grouped
@@ -39,6 +46,7 @@ from dpscope.profiling.records.strategies import traits_of
 
 MISSED = 0.15  # error on the rows left out from which on no number is given
 MEASURED = "measured"  # in place of a law
+_MOST_NAMED = 4  # times above the tables
 _FEWER_STEPS = 1.2  # ratio of two rows' steps from which on they are not the same
 
 
@@ -183,6 +191,9 @@ def _predicted(table: EpochTable, target: EpochTime, rows: Sequence[EpochTime]) 
     times_largest = max(1.0, target.devices / max(counts))
     least = half_band_beyond(times_largest)
     half = max(half, least)
+    open_by = too_wide(half)
+    if open_by is not None:
+        return without._replace(reason=f"{open_by}: measure another count")
     value = best.value * scale
     found = without._replace(
         value=_rounded(value),
@@ -266,15 +277,37 @@ def prediction_tables(predicted: Sequence[Predicted]) -> list[TextTable]:
 
 
 def headline(predicted: Sequence[Predicted]) -> str:
-    """How many of the times have a prediction."""
+    """How many of the times have a prediction, and the first few of them."""
     if not predicted:
         return "No prediction: the table has no time of several devices."
-    known = sum(row.value is not None for row in predicted)
-    measured = sum(row.law == MEASURED for row in predicted)
-    answer = f"{known - measured} of {counted(len(predicted), 'time')} predicted"
+    known = [row for row in predicted if row.value is not None]
+    measured = [row for row in known if row.law == MEASURED]
+    by_law = len(known) - len(measured)
+    asked = counted(len(predicted), "time")
+    answer = f"{by_law} of {asked} predicted"
     if measured:
-        answer += f", {measured} measured"
-    return f"{answer}."
+        answer += f", {len(measured)} measured"
+    lines = [f"{answer}."]
+    first = known[:_MOST_NAMED]
+    for row in first:
+        lines.append(_named_time(row))
+    return "\n".join(lines)
+
+
+def _named_time(row: Predicted) -> str:
+    """The time of one configuration, with its band or that it was measured."""
+    source = place(row.study, row.run)
+    setting = f"{source}, {row.strategy}"
+    if row.batch_size is not None:
+        setting += f", batch {row.batch_size}"
+    where = layout(row.devices, row.nodes)
+    value = significant(row.value)
+    basis = row.law
+    if row.low is not None:
+        low = significant(row.low)
+        high = significant(row.high)
+        basis = f"{low} to {high}"
+    return f"{setting}, N {where}: {value} {row.unit} ({basis})."
 
 
 def _fields(unit: str) -> list[Field]:
@@ -379,7 +412,10 @@ def _shares_steps(target: EpochTime, rows: Sequence[EpochTime]) -> bool:
     """Whether the devices share the steps of an epoch, at a fixed batch of each."""
     if target.batch_size_is != "per_device":
         return False
-    samples = [row.epoch_samples / row.devices for row in rows if row.epoch_samples]
+    samples = []
+    for row in rows:
+        if row.epoch_samples:
+            samples.append(row.epoch_samples / row.devices)
     if not samples:
         return True
     return max(samples) >= _FEWER_STEPS * min(samples)

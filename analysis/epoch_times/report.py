@@ -183,7 +183,7 @@ def _only_reason(unknown: Sequence[EpochEstimate]) -> str:
     """Why values are unknown, in a line."""
     reasons = {estimate.reason for estimate in unknown}
     if len(reasons) > 1:
-        return "--format json gives the reasons"
+        return "the findings below say why, --format json of which rows"
     return reasons.pop()
 
 

@@ -15,13 +15,14 @@ from dpscope.analysis.costs.contention import contention_ratios
 from dpscope.analysis.costs.formulas import bus_factor, moved_as
 from dpscope.analysis.report.nccl_tables import NcclChapter, calibration_chapter, ring_share
 from dpscope.analysis.text.text_table import Field, TextTable, table_of
-from dpscope.analysis.text.units import NA, show_bytes
+from dpscope.analysis.text.units import NA, show_bytes, show_time
 from dpscope.profiling.records.calibration import (
     Calibration,
     CalibrationPoint,
     Choice,
     CollectiveFit,
     Contention,
+    FitPiece,
 )
 from dpscope.profiling.records.finding import counted, grouped
 from dpscope.profiling.records.matrix import Layout
@@ -57,12 +58,17 @@ def save_calibration(calibration: Calibration, out: Path) -> tuple[Calibration, 
 
 
 def calibration_answers(calibration: Calibration) -> list[str]:
-    """What is printed above the tables: the rate at the largest size of each collective, and whose
-    predictions are not reliable.
+    """What is printed above the tables: whose predictions are not reliable, and of each collective
+    the rate at the largest size and the time of the smallest.
     """
-    rates = []
+    lines = []
+    noisy = noisy_fits(calibration)
+    if noisy:
+        again = RunCode.CALIBRATION_NOISY.value.action
+        lines.append(f"NOISY FIT: {noise_message(noisy)}: {again}.")
     for (collective, devices), points in _by_devices(calibration).items():
-        # small messages show latency, not the link
+        # small messages show latency, large ones the link
+        smallest = min(points, key=attrgetter("size_bytes"))
         largest = max(points, key=attrgetter("size_bytes"))
         factor = _factor(largest, calibration.backend)
         if factor is None:
@@ -71,14 +77,11 @@ def calibration_answers(calibration: Calibration) -> list[str]:
         algorithm_gb_per_s = largest.size_bytes / time_us / 1e3
         rate = _rate(algorithm_gb_per_s * factor)
         size = show_bytes(largest.size_bytes)
-        rates.append(f"{collective} on {devices} devices {rate} GB/s ({size})")
-    lines = []
-    if rates:
-        lines.append(f"Bus bandwidth at the largest size: {', '.join(rates)}.")
-    noisy = noisy_fits(calibration)
-    if noisy:
-        again = RunCode.CALIBRATION_NOISY.value.action
-        lines.append(f"NOISY FIT: {noise_message(noisy)}: {again}.")
+        latency = show_time(_median_us(smallest))
+        least = show_bytes(smallest.size_bytes)
+        where = f"{collective} on {devices} devices"
+        times = f"{latency} for {least}"
+        lines.append(f"{where}: bus bandwidth {rate} GB/s ({size}), {times}.")
     return lines
 
 
@@ -144,23 +147,38 @@ def _gb_per_s(value: float | None) -> str:
     return "unbounded" if value is None else f"{value:.3g}"
 
 
+def _from_size(piece: FitPiece) -> str:
+    """The size from which on a piece of a fit holds."""
+    if not piece.from_bytes:
+        return "0"
+    return show_bytes(piece.from_bytes)
+
+
+def _to_size(piece: FitPiece) -> str:
+    """And the size up to which it does."""
+    if piece.to_bytes is None:
+        return "and up"
+    return show_bytes(piece.to_bytes)
+
+
+def _bandwidth_interval(piece: FitPiece) -> str:
+    low = _gb_per_s(piece.bandwidth_low_gb_per_s)
+    high = _gb_per_s(piece.bandwidth_high_gb_per_s)
+    return f"{low} to {high}"
+
+
 _PIECES = (
     Field("collective", lambda row: row[0].collective),
     Field("devices", lambda row: _devices(row[0])),
-    Field("from", lambda row: show_bytes(row[1].from_bytes) if row[1].from_bytes else "0"),
-    Field("to", lambda row: "and up" if row[1].to_bytes is None else show_bytes(row[1].to_bytes)),
+    Field("from", lambda row: _from_size(row[1])),
+    Field("to", lambda row: _to_size(row[1])),
     Field("alpha [µs]", lambda row: f"{row[1].alpha_us:.1f}"),
     Field(
         "alpha's 95% interval",
         lambda row: f"{row[1].alpha_low_us:.1f} to {row[1].alpha_high_us:.1f}",
     ),
     Field("B [GB/s]", lambda row: _gb_per_s(row[1].bandwidth_gb_per_s)),
-    Field(
-        "B's 95% interval",
-        lambda row: (
-            f"{_gb_per_s(row[1].bandwidth_low_gb_per_s)} to {_gb_per_s(row[1].bandwidth_high_gb_per_s)}"
-        ),
-    ),
+    Field("B's 95% interval", lambda row: _bandwidth_interval(row[1])),
 )
 _ERRORS = (
     Field("collective", "collective"),

@@ -69,12 +69,12 @@ def test_rates_and_unreliable_fits_stand_above_the_tables() -> None:
     """
     sure = fitted(timed(2, 0.0, 2.0, [1000, 10_000, 100_000, 1_000_000]))
     assert calibration_answers(sure) == [
-        "Bus bandwidth at the largest size: all_reduce on 2 devices 2.00 GB/s (1.00 MB)."
+        "all_reduce on 2 devices: bus bandwidth 2.00 GB/s (1.00 MB), 0.500 µs for 1.00 kB."
     ]
     (fit,) = (one for one in sure.fits if one.statistic == "slowest")
     unsure = msgspec.structs.replace(fit, prediction_relative_error=0.6)
     worse = msgspec.structs.replace(fit, prediction_relative_error=3.456, statistic="shortest")
-    _, noisy = calibration_answers(msgspec.structs.replace(sure, fits=(unsure, worse)))
+    noisy, _ = calibration_answers(msgspec.structs.replace(sure, fits=(unsure, worse)))
     assert noisy.startswith(
         "NOISY FIT: the calibration's fit is off by up to 346% (all_reduce, 2 devices): close other"
     )

@@ -212,4 +212,7 @@ def test_a_reason_stands_once_after_its_series_and_counts(tmp_path: Path) -> Non
         "dp, batch 128, N 8 and 16; dp, batch 64, N 8 and 16: one device count shows no law: measure another at the same "
         "batch."
     ]
-    assert headline(predictions_of) == "2 of 8 times predicted."
+    count, at_eight, at_sixteen = headline(predictions_of).splitlines()
+    assert count == "2 of 8 times predicted."
+    assert at_eight.startswith("Table, ddp, batch 64, N 8: 10 s (")
+    assert at_sixteen.startswith("Table, ddp, batch 64, N 16: 10 s (")
