@@ -19,6 +19,7 @@ def run_scripts(
 
     With `bare` each file runs without dpscope, too: its output must be the same.
     """
+    compared = set()
     words = {name: f"{SCRIPTS}/{command}".split() for name, command in commands.items()}
     program = "tests.user_models.every_script"
     command = [sys.executable, "-m", program, str(out), json.dumps(words)]
@@ -33,7 +34,9 @@ def run_scripts(
         for one in found:
             if one["bare"] is not None:
                 assert without_times(one["bare"]) == without_times(one["attached"])
+                compared.add(words[name][0])
         notes[name] = [one["notes"] for one in found]
+    assert compared == ({file for file, *_ in words.values()} if bare else set())
     return notes
 
 

@@ -53,7 +53,7 @@ def printed(
 
 
 def main() -> None:
-    out, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
+    out, cases, with_bare = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:] == ["bare"]
     rank = os.environ.get("RANK", "0")
     ran_bare: set[str] = set()
     for name, command in cases.items():
@@ -67,7 +67,7 @@ def main() -> None:
             traced_steps=TRACED,
         )
         bare = None
-        if sys.argv[3:] == ["bare"] and command[0] not in ran_bare:
+        if with_bare and command[0] not in ran_bare:  # a script changes sys.argv
             bare, _ = printed(command, out / name / "port_bare", None)
             ran_bare.add(command[0])
         attached, notes = printed(command, out / name / "port_attached", settings)
