@@ -47,8 +47,6 @@ class RingRate:
     # such as "NVLink 4 x18, 450 GB/s: NVML names the link, NVIDIA's data sheet its rate"
     description: str
     kind: str = "all_reduce"  # the collective that was calibrated; a link has one rate for all
-    fitted_bytes: int | None = None  # the size at which a fit gives the rate
-    measured_gb_per_s: float | None = None  # at that size
 
 
 def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
@@ -60,9 +58,12 @@ def ring_rate(known: Known, kind: str, place: Place) -> RingRate | None:
         return _calibrated_rate(known, kind, place)
     origin = ", stated with --link"
     if known.stated is None:
-        names = "the calibration" if known.interconnect is None else "NVML"
+        names = "NVML"
+        if known.interconnect is None:
+            names = "the calibration"
         origin = f": {names} names the link, {link.source} its rate"
-    description = f"{link.name}, {link.gb_per_s:.4g} GB/s one way{origin}"
+    rate = f"{link.gb_per_s:.4g} GB/s one way"
+    description = f"{link.name}, {rate}{origin}"
     return RingRate(link.gb_per_s, "specification", description)
 
 
@@ -75,19 +76,15 @@ def _calibrated_rate(known: Known, kind: str, place: Place) -> RingRate | None:
     if rate is None:
         return None
     measured = measured_bus_gb_per_s(calibration, fit)
-    whose = "the fastest rank's" if fit.statistic == "shortest" else "the"
-    by = f"{whose} bus bandwidth by"
+    by = "the bus bandwidth by"
+    if fit.statistic == "shortest":
+        by = "the fastest rank's bus bandwidth by"
     if moved_as(kind, calibration.backend) != kind:
         # nccl-tests' bus bandwidth of what gloo moves for a reduce-scatter would be twice the
         # formula's rate
         by = "with which the formula takes as long as"
-    fitted = f"{rate:.3g} GB/s, {by} the calibration's fit at {show_bytes(fit.largest_bytes)}"
+    size = show_bytes(fit.largest_bytes)
+    gb_per_s = f"{rate:.3g} GB/s"
+    fitted = f"{gb_per_s}, {by} the calibration's fit at {size}"
     description = f"{with_measured(fitted, measured)} (no link is known)"
-    return RingRate(
-        rate,
-        "calibration",
-        description,
-        kind,
-        fitted_bytes=fit.largest_bytes,
-        measured_gb_per_s=measured,
-    )
+    return RingRate(rate, "calibration", description, kind)

@@ -190,7 +190,18 @@ def _next(rows: Sequence[CellRow], situation: Situation) -> Next:
     actions.sort(key=lambda action: (not action.is_shown, -action.time_us))
     if not _shows_parts(chosen, actions):
         return _said(situation.repair or _NOT_SHOWN)
+    return _about_largest(actions, situation)
+
+
+def _about_largest(actions: Sequence[Action], situation: Situation) -> Next:
+    """The largest part that could be removed, and a second one that is nearly as large; `actions`
+    has the largest one first.
+    """
     first = actions[0]
+    if not first.is_significant and any(_measured_first(situation)):
+        # what is to be measured first may show it
+        fact = Fact("next", "NEXT", (), first.basis)
+        return Next(fact, (first.part,), first.time_us)
     if first.time_us <= 0:
         return _said(
             "Nothing stands out: no waiting or communication could be removed",

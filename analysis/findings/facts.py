@@ -28,7 +28,7 @@ TIMED = "medians of the timed steps"
 _TIMES: dict[Shown, str] = {  # of a ratio of step times
     "above": "slower",
     "below": "faster",
-    "no_difference_shown": "no significant difference",
+    "no_difference_shown": "not significant",
     "too_few_samples": "not judged",
 }
 

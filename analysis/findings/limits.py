@@ -36,8 +36,8 @@ def limits(run: RunData, comparison: Comparison, case: Sequence[CellRow]) -> Ite
         yield _limit(MISSING, *missing, basis="repeats that ended well, of those planned")
     noisy = _noisy(run, comparison, case)
     if noisy:
-        apart = f"{REPEATS_APART - 1:.0%}"
         cells = listed(noisy, _NAMED)
+        apart = percent(REPEATS_APART - 1)
         differ = f"medians of repeats differ by over {apart}: {cells}"
         yield _limit(NOISY, differ, basis="median untraced step of each repeat")
     drifts = list(_drifts(run, comparison, case))
@@ -71,9 +71,12 @@ def _left_out(run: RunData) -> Iterator[Fact]:
 def _missing(run: RunData) -> Iterator[str]:
     """The repeats of planned cells that are missing."""
     missing = missing_repeats(run)
+    planned = len(run.manifest.plan)
     alike = grouped((repeats, name) for name, repeats in missing.items())
     for repeats, names in alike.items():
         cells = listed(names, _NAMED)
+        if len(names) == planned:
+            cells = "every cell"
         yield f"{cells}: {repeats}"
 
 

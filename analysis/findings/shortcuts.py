@@ -8,7 +8,7 @@ from dpscope.analysis.costs.data_sheet import RingRate
 from dpscope.analysis.findings.facts import TIMED, TRACED, Fact, Scale
 from dpscope.analysis.findings.ledger_text import slowed_by_tracing
 from dpscope.analysis.stats.samples import Interval
-from dpscope.analysis.text.units import NA, show_bytes
+from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 
 _ADDED = FORMULAS["same_local_batch"]
@@ -163,15 +163,11 @@ def _ring(row: CellRow, data: Job) -> str:
 
 
 def _rate_text(rate: RingRate) -> str:
-    """A rate of the formula with its source; a fit with its size and what was measured there."""
+    """A rate of the formula with its source."""
     gb_per_s = f"{rate.gb_per_s:.3g} GB/s"
-    if rate.fitted_bytes is None:
+    if rate.source != "calibration":
         return f"the link's {gb_per_s}"
-    size = show_bytes(rate.fitted_bytes)
-    if rate.measured_gb_per_s is None:
-        return f"{gb_per_s} (fit at {size})"
-    measured = f"{rate.measured_gb_per_s:.3g} measured there"
-    return f"{gb_per_s} (fit at {size}, {measured})"
+    return f"{gb_per_s} (the calibration's fit)"
 
 
 def _around(ring_us: float, transfer_us: float, bounds: Interval | None) -> Interval | None:

@@ -43,7 +43,7 @@ from dpscope.profiling.records.strategies import traits_of
 from dpscope.profiling.records.trace_codes import TraceCode
 
 _DECIDING_REPEATS = 5
-STAND_IN = "CPU stand-in for DataParallel, which cannot be chosen: not valid for GPUs."
+STAND_IN = f"{CPU_RUN} dp-host stands in for DataParallel."
 CPU_TRACES = "CPU traces: compute and communication shared the cores; not valid for GPUs."
 _LOST = (
     TraceCode.NO_KERNELS.code,

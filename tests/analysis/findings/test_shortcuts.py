@@ -13,7 +13,7 @@ from dpscope.profiling.records.run import Cell
 from tests.helpers.made_rows import made_row, with_values
 from tests.helpers.run_cells import cell_data, traced_table
 
-RATE = RingRate(1.08, "calibration", "calibrated", fitted_bytes=44_700_000)
+RATE = RingRate(1.08, "calibration", "calibrated")
 # Two all-reduces of 44.7 MB in all, which transfer 79.6 ms one by one, in 41 ms together: 44.7 MB /
 # 41 ms = 1.09 GB/s.
 LEDGER = Ledger(552e3, 400e3, 20e3, 8.3e3, 4.2e3, 119.5e3, slowdown_us=180e3)  # 32.5 ms exposed
@@ -41,7 +41,7 @@ def test_how_far_off_and_why() -> None:
     assert lines() == (
         "t_N(b) - t_1(b) (added time) = 243 ms (230 to 255): 7.5x the 32.5 measured: compute runs slower on "
         "shared cores (180 ms)",
-        "ring formula = 41.5 ms at 1.08 GB/s (fit at 44.7 MB); all transfers (hidden too) took 79.6: up to 2 "
+        "ring formula = 41.5 ms at 1.08 GB/s (the calibration's fit); all transfers (hidden too) took 79.6: up to 2 "
         "all-reduces were in flight at once",
     )
 
@@ -137,7 +137,7 @@ def test_transfers_of_other_collectives_are_not_compared_with_the_formula() -> N
     others = "the measured transfers include those of all_to_all"
     found = lines(ring_error_us=None, reasons={"ring_error_us": others})[1]
     assert found == (
-        f"ring formula = 41.5 ms at 1.08 GB/s (fit at 44.7 MB); it cannot be compared: {others}"
+        f"ring formula = 41.5 ms at 1.08 GB/s (the calibration's fit); it cannot be compared: {others}"
     )
 
 
@@ -197,11 +197,9 @@ def test_the_formula_is_judged_by_the_interval_of_the_transfers(off_us: float, s
     assert lines(**transfers)[1].endswith(said)
 
 
-def test_a_fitted_rate_is_shown_with_what_was_measured_at_its_size() -> None:
-    fitted = RingRate(
-        0.31, "calibration", "by the fit", fitted_bytes=524_288, measured_gb_per_s=0.17
-    )
-    assert "at 0.31 GB/s (fit at 524.3 kB, 0.17 measured there);" in lines(ring_rates=(fitted,))[1]
+def test_a_fitted_rate_is_said_to_be_one() -> None:
+    fitted = RingRate(0.31, "calibration", "by the fit")
+    assert "at 0.31 GB/s (the calibration's fit);" in lines(ring_rates=(fitted,))[1]
 
 
 def test_the_basis_names_the_interval_that_judges() -> None:

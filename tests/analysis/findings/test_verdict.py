@@ -54,7 +54,7 @@ def test_ddp_is_recommended_where_it_is_shown_to_be_faster() -> None:
     )
     even = verdict_on(DP, DDP, ratio=Estimate(1.05, 0.9953, 1.2, 60))
     assert which(even) == ("USE DDP/DP", "ddp")
-    assert "1.05x DDP's step (0.995 to 1.20): no significant difference" in said(even, "which")
+    assert "1.05x DDP's step (0.995 to 1.20): not significant" in said(even, "which")
     once = verdict_on(DP, DDP, ratio=Estimate(1.05, None, None, 60))
     assert said(once, "which").endswith(
         "DDP's step (too few repeats or steps for an interval): not judged"
