@@ -39,6 +39,7 @@ class RunSource(NamedTuple):
     run: RunData
     comparison: Comparison
     efficiencies: Efficiencies
+    measured: str = ""  # what was measured and what limits it, in a line under each figure
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,16 @@ class PageFigure(NamedTuple):
 
 def draw_run(source: RunSource) -> dict[str, Figure]:
     """The figures of a run and of the trainings in its folder, by file name."""
+    drawn = _draw(RUN_FIGURES, source, source.measured)
     trained = source.run.training
-    return _draw(RUN_FIGURES, source) | (draw_training(trained) if trained else {})
+    if trained is not None:
+        drawn |= draw_training(trained)
+    return drawn
 
 
-def draw_training(data: TrainingData) -> dict[str, Figure]:
-    """The curves of trainings by file name."""
-    return _draw(TRAINING_FIGURES, data)
+def draw_training(data: TrainingData, measured: str = "") -> dict[str, Figure]:
+    """The curves of trainings by file name; `measured` is the line under each."""
+    return _draw(TRAINING_FIGURES, data, measured)
 
 
 def draw_waiting_over_time(source: WaitingOverTime | None) -> dict[str, Figure]:
@@ -214,12 +218,14 @@ def draw_waiting_over_time(source: WaitingOverTime | None) -> dict[str, Figure]:
     return {} if source is None else _draw(RECORD_FIGURES, source)
 
 
-def _draw(entries: Sequence[FigureEntry[Source]], source: Source) -> dict[str, Figure]:
+def _draw(
+    entries: Sequence[FigureEntry[Source]], source: Source, measured: str = ""
+) -> dict[str, Figure]:
     drawn = {}
     with mpl.rc_context(STYLE):
         for entry in entries:
             if (figure := entry.draw(source)) is not None:
-                finish(figure, entry.title, entry.whiskers)
+                finish(figure, entry.title, entry.whiskers, measured)
                 drawn[entry.name] = figure
     return drawn
 
@@ -266,8 +272,7 @@ def captions(figures: Mapping[str, PageFigure], measured: Sequence[str]) -> str:
         f"{CAPTIONS_MARK}, which writes this file again with the figures.",
         r"% Needs graphicx, \graphicspath with this folder, such as {{report/figures/}}, and PDF or PNG.",
     ]
-    what, *limits = measured
-    conditions = [sentence(f"measured: {what}"), *map(sentence, limits)]
+    conditions = list(map(sentence, measured))
     stated_in = None
     for name, figure in figures.items():
         label = f"fig:{name.replace('_', '-')}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CHARACTERS_PER_INCH = 13  # of legends and titles; names of cells have 0.45 of the width
+_SMALL, _SMALL_PER_INCH = 7, 19  # points, and characters of that size
 _Numbers = Sequence[float | None] | np.ndarray
 SHORTEST_SHARE = 0.006  # of the axis: a shorter bar cannot be seen
 # inches of a figure that a character takes, if its axes take half of it; of the axes, all of them
@@ -63,10 +64,11 @@ def panel_grid(
     return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
-def finish(figure: "Figure", title: str, whiskers: str) -> None:
+def finish(figure: "Figure", title: str, whiskers: str, measured: str = "") -> None:
     """Give a drawn figure its title, legend and layout, and rows of bars their values.
 
-    The title states what the `whiskers` are where there are some.
+    The title states what the `whiskers` are where there are some; `measured` is the line at the
+    bottom.
     """
     for axes in figure.axes:
         _write_values(axes)
@@ -74,7 +76,7 @@ def finish(figure: "Figure", title: str, whiskers: str) -> None:
     height, in_a_line = figure.get_figheight(), int(figure.get_figwidth() * _CHARACTERS_PER_INCH)
     folded = textwrap.fill(explained, in_a_line)
     figure.suptitle(folded, x=0.01, y=1 - _GAP / height, ha="left", fontsize=10)
-    bottom = 0.0  # inches without axes
+    bottom = _write_below(figure, measured)  # inches without axes
     handles = labelled(figure)
     if handles:
         longest = max(len(label) for label in handles)
@@ -83,12 +85,23 @@ def finish(figure: "Figure", title: str, whiskers: str) -> None:
             list(handles.values()),
             list(handles),
             loc="lower center",
+            bbox_to_anchor=(0.5, bottom / height),
             ncols=min(max(in_a_row, 1), len(handles)),
             columnspacing=1.2,
         )
-        bottom = legend.get_window_extent().height / figure.dpi + _GAP
+        bottom += legend.get_window_extent().height / figure.dpi + _GAP
     # laid out once for all files, in one pass
     figure.tight_layout(pad=0.5, rect=(0, bottom / height, 1, 1))
+
+
+def _write_below(figure: "Figure", text: str) -> float:
+    """Small text at the bottom of a figure; returns its height in inches, 0 without any."""
+    if not text:
+        return 0.0
+    in_a_line = int(figure.get_figwidth() * _SMALL_PER_INCH)
+    folded = textwrap.fill(text, in_a_line)
+    drawn = figure.text(0.01, 0.0, folded, va="bottom", fontsize=_SMALL, color="#666666")
+    return drawn.get_window_extent().height / figure.dpi + _GAP
 
 
 def labelled(figure: "Figure") -> dict[str, Any]:

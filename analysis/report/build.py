@@ -88,26 +88,32 @@ class Report(Results):
         """
         if self.run.recorded is None:
             return {}
-        where, *limits = self.measured
+        where = measured_where(self.run)
         labels = ", ".join(fact.label for fact in self.verdict.limits)
-        doubts = f" ({labels}: see the notes)" if labels else ""
-        return {
-            name: replace(
-                table, title=f"{table.title}: {where}{doubts}", notes=(*table.notes, *limits)
-            )
-            for name, table in tables_of(self, STUDY).items()
-        }
+        if labels:
+            where = f"{where} ({labels}: see the notes)"
+        tables = {}
+        for name, table in tables_of(self, STUDY).items():
+            title = f"{table.title}: {where}"
+            notes = (*table.notes, *self.measured)
+            tables[name] = replace(table, title=title, notes=notes)
+        return tables
 
     @property
     def measured(self) -> list[str]:
-        """What stands with every figure and table of a text: what was measured, but for the batch,
-        of which they may show several, and what limits it.
+        """What stands with every figure and table of a text: what was measured and where, and what
+        limits it.
         """
-        what = [self.verdict.setting]
-        if self.run.recorded is not None:
-            invalid = validity(self.run, self.comparison).removesuffix(".")
-            what = [measured_where(self.run), *filter(None, [invalid])]
-        return [*what, *(fact.text for fact in self.verdict.limits)]
+        limits = [fact.text for fact in self.verdict.limits]
+        return [self.setting, *self._validity, *limits]
+
+    @property
+    def _validity(self) -> list[str]:
+        """What a run is not valid for, if anything; the setting of traces has it."""
+        if self.run.recorded is None:
+            return []
+        invalid = validity(self.run, self.comparison).removesuffix(".")
+        return list(filter(None, [invalid]))
 
     def section(self, name: str) -> dict[str, TextTable]:
         """The tables of a section of the page."""
@@ -140,7 +146,12 @@ class Report(Results):
         from dpscope.analysis.figures.draw import RunSource, draw_run
 
         efficiencies = self.what_if.efficiencies if self.what_if else Efficiencies()
-        return draw_run(RunSource(self.run, self.comparison, efficiencies))
+        where = self.verdict.setting
+        if self.run.recorded is not None:
+            where = measured_where(self.run)  # figures may show several batches
+        labels = [fact.label for fact in self.verdict.limits]
+        measured = "; ".join([where, *self._validity, *labels])
+        return draw_run(RunSource(self.run, self.comparison, efficiencies, measured))
 
 
 def make_report(

@@ -371,7 +371,7 @@ _PUBLISHED = (
     Field("published by", "by"),
 )
 _EPOCHS = "T_N(b): epoch on N devices with b samples on each, N b = G on all"
-_HALF_WIDTH = "±: half the 95% interval, on the wider side, from how repeats differ"
+_HALF_WIDTH = "±: half the 95% interval, on the wider side, from how repeats differ; a value without it has no interval"
 _OTHER = "published: on other hardware and software, by the authors' methods, so a difference allows no verdict"
 _NO_ROW = (
     "{} has no row for a measured cell: model, data, strategy, devices and batch must be the same"

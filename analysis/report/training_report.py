@@ -102,7 +102,7 @@ def write_training(data: TrainingData, figure_formats: Sequence[str] = DEFAULT_F
 
     write_with_figures(
         page.parent,
-        draw_training(data),
+        draw_training(data, _setting(data)),
         figure_formats,
         texts,
         [_setting(data)],

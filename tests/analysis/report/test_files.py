@@ -87,7 +87,7 @@ def test_trainings_leave_the_figures_of_a_measured_run(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"training_loss": Figure(figsize=(1, 1))}
-    monkeypatch.setattr("dpscope.analysis.figures.draw.draw_training", lambda _: small)
+    monkeypatch.setattr("dpscope.analysis.figures.draw.draw_training", lambda *_: small)
     folder = write_report(report, ["png"]).parent
     write_train_json(report.run.path, plain_epochs("single", 1, 0, [80.0], [4.0]))
     assert write_training(load_training(report.run.path), ["png"]) == folder / "training.md"
