@@ -29,7 +29,7 @@ endif
 # Test files run in parallel, those that start jobs first (tests/conftest.py sorts them), so that all cores are busy until the
 # end. PYTEST_ARGS= runs one test at a time.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 4))')
-PYTEST_ARGS ?= --workers $(WORKERS) --durations=10
+PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 # Child processes keep the bytecode of dpscope and the tests, also where the environment turns that off.
 unexport PYTHONDONTWRITEBYTECODE
 # These compare times with a link's rate or planted delays, so nothing else runs next to them.

@@ -31,7 +31,6 @@ from hypothesis import settings
 
 from tests.helpers.disturbed import Disturbed
 from tests.helpers.fork_server import forks
-from tests.helpers.forked_workers import ForkedWorkers
 from tests.helpers.paths import ROOT
 from tests.helpers.torch_files import imports_torch
 
@@ -66,6 +65,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some packages complain at exit of what was never freed
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
@@ -75,18 +78,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--repeat-alone", type=Path, metavar="FILE", help="write failed tests marked timed to FILE"
     )
-    parser.addoption(
-        "--workers", type=int, metavar="N", help="run test files side by side in N forks"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # some packages complain at exit of what was never freed; pytest's own visits of all come before
-    config.add_cleanup(gc.unfreeze)
-    if (file := config.getoption("repeat_alone")) is not None:
+    file: Path | None = config.getoption("repeat_alone")
+    is_worker = hasattr(config, "workerinput")
+    if file is not None and not is_worker:
         config.pluginmanager.register(Disturbed(file))
-    if workers := config.getoption("workers"):
-        config.pluginmanager.register(ForkedWorkers(workers))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,7 +3,7 @@ two seconds of CPU time.
 
     python -m tests.helpers.fork_server LISTENER OWNER
 
-`forks` starts one for this process, with which it ends; workers (forked_workers.py) share one, which
+`forks` starts one for this process, with which it ends; workers of pytest-xdist share one, which
 ends with the process that started them. A program that child_start hands to it runs in a fork,
 which has the environment, folder, files and command line of the process that was started, also in
 /proc, and gets its signals. The fork ends with that process, which ends as the fork does. What
@@ -42,7 +42,6 @@ _IMPORTED = (
     "dpscope.launch.learning.train",
 )
 _NAMESPACES = ("net", "uts", "mnt")
-SESSION = "DPSCOPE_TEST_SESSION"  # of tests whose workers share a server
 VARIABLE = "DPSCOPE_TEST_FORK_SERVER"  # the socket
 RANKS_ALONE = "DPSCOPE_TEST_RANKS_FORK_SERVER"
 FIGURES = "DPSCOPE_TEST_FIGURES"
@@ -71,7 +70,7 @@ def server(*changes: tuple[str, str]) -> str:
     """The socket of the server whose environment has these changes, such as libraries to load
     first.
     """
-    session = os.environ.get(SESSION)  # the same in all workers
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same in all workers
     if session is None:
         folder, owner = Path(tempfile.mkdtemp(prefix=_FOLDERS)), os.getpid()
     else:

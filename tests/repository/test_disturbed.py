@@ -20,8 +20,7 @@ def test_counted():
 """
 RUN = (
     "import sys, pytest; from pathlib import Path; from tests.helpers.disturbed import Disturbed; \
-from tests.helpers.forked_workers import ForkedWorkers; \
-sys.exit(pytest.main(sys.argv[2:], plugins=[Disturbed(Path(sys.argv[1])), ForkedWorkers(1)]))"
+sys.exit(pytest.main(sys.argv[2:], plugins=[Disturbed(Path(sys.argv[1]))]))"
 )
 
 
@@ -32,7 +31,7 @@ def test_only_disturbed_tests_are_left(tmp_path: Path, counted: bool, status: in
     tested = tmp_path / "test_made.py"
     tested.write_text(TESTS.format(counted=counted))
     file = tmp_path / "disturbed.txt"
-    arguments = [str(file), "-q", "-p", "no:cacheprovider", str(tested)]
+    arguments = [str(file), "-q", "-n", "1", "-p", "no:cacheprovider", str(tested)]
     ended = subprocess.run([sys.executable, "-c", RUN, *arguments], cwd=ROOT, capture_output=True)
     assert ended.returncode == status, ended.stdout
     repeated = file.read_text().strip()

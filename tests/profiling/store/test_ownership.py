@@ -384,7 +384,7 @@ def test_a_calibration_replaces_only_a_calibration(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     out = example(tmp_path / "out")
     (out / "cells").chmod(0o555)
-    for path in (path for path in out.parents if "pytest-" in str(path)):  # one more in a worker
+    for path in (path for path in out.parents if "pytest-" in str(path)):  # one more under xdist
         path.chmod(0o755)
     code = (
         "import os, sys; from pathlib import Path; from dpscope.profiling.store.ownership import check_place\n"
