@@ -17,13 +17,6 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def interface_addresses() -> dict[str, str]:
-    """IPv4 addresses by the name of their interface, loopback last."""
-    addresses = {name: address for address, name in _interfaces_by_address().items()}
-    ipv4 = {name: address for name, address in addresses.items() if ":" not in address}
-    return dict(sorted(ipv4.items(), key=lambda item: item[1].startswith("127.")))
-
-
 def _interfaces_by_address() -> dict[str, str]:
     """The interface of each IPv6 and IPv4 address of this host."""
     return {

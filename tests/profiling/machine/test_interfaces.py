@@ -6,11 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dpscope.profiling.machine.interfaces import (
-    interface_addresses,
-    interface_of,
-    interfaces_to_others,
-)
+from dpscope.profiling.machine.interfaces import interface_of, interfaces_to_others
 
 
 def end(ip: str, port: int) -> SimpleNamespace:
@@ -27,7 +23,6 @@ def connection(near: str, near_port: int, far: str, far_port: int) -> SimpleName
 def test_interfaces_have_names_and_addresses() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
-    assert list(interface_addresses())[-1] == "lo"
 
 
 def test_connections_within_a_host_name_no_interface() -> None:
