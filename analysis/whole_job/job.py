@@ -148,14 +148,9 @@ def _content(file: Path, max_bytes: int) -> bytes:
 
 def _ranked(processes: Sequence[Process]) -> dict[int, Process]:
     """Each process by its rank in the job, in order; raises DpscopeError for two of one rank."""
-    first = processes[0].source
     ranks = [process.rank for process in processes if process.rank is not None]
     if not ranks:
         ranks = _ranks_in_common_group(processes)
-    if len(ranks) < len(processes):
-        raise DpscopeError(
-            f"{first} and others are of different kinds: give Flight Recorder dumps or NCCL Inspector logs alone"
-        )
     by_rank = grouped(zip(ranks, processes, strict=True))
     for rank, alike in by_rank.items():
         if len(alike) > 1:
@@ -247,14 +242,6 @@ def _findings(job: RecordedJob) -> Iterator[Finding]:
         damaged = as_ranges([*job.damaged])
         yield TraceCode.EVENTS_DAMAGED.finding(
             f"{lines} of the records of rank {damaged} cannot be read"
-        )
-    versions = grouped((process.version, rank) for rank, process in job.by_rank)
-    if len(versions) > 1:
-        named = [f"{version}: rank {as_ranges(ranks)}" for version, ranks in versions.items()]
-        listed_versions = "; ".join(named)
-        yield TraceCode.TRACE_OF_ANOTHER_JOB.finding(
-            f"the ranks' records are of unlike versions, as of different jobs: {listed_versions}",
-            "check that all files are of one job",
         )
     jumped = [rank for rank, process in job.by_rank if process.clock_jumps]
     if jumped:

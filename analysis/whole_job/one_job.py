@@ -15,7 +15,7 @@ from dpscope.profiling.records.finding import Finding, listed
 from dpscope.profiling.records.trace_codes import TraceCode
 from dpscope.profiling.store.errors import DpscopeError
 
-_APART_NS = 3600 * 10**9  # hosts' clocks differ by less
+_APART_NS = 300 * 10**9  # clocks of hosts, and the ranks of a stopped job, differ by less
 _NAMED_FILES = 3
 
 _Facts = dict[str, Hashable]
@@ -33,6 +33,11 @@ def one_job(processes: Sequence[Process]) -> OneJob:
     """The job of more than half of the processes, each counted once; raises DpscopeError where no
     job has that many.
     """
+    kinds = {process.rank is None for process in processes}
+    if len(kinds) > 1:
+        raise DpscopeError(
+            f"{processes[0].source} and others are of different kinds: give Flight Recorder dumps or NCCL Inspector logs alone"
+        )
     originals, findings = _without_copies(processes)
     facts = _facts(originals)
     kept = list(range(len(originals)))
@@ -48,21 +53,27 @@ def one_job(processes: Sequence[Process]) -> OneJob:
     others = [originals[index] for index in sorted(left_out)]
     if len(others) >= len(job):
         raise DpscopeError(
-            f"{_named(job)} and {_named(others)} are of different jobs: the recorded groups or times contradict each other; "
+            f"{_named(job)} and {_named(others)} are of different jobs: their groups, times or versions contradict each other; "
             "name the files of one job"
         )
     if others:
-        message = f"{_named(others)}: of another job, by the recorded groups or times"
+        message = f"{_named(others)}: of another job, by the recorded groups, times or versions"
         findings.append(TraceCode.TRACE_OF_ANOTHER_JOB.finding(message))
     return OneJob(job, findings)
 
 
 def _without_copies(processes: Sequence[Process]) -> tuple[list[Process], list[Finding]]:
-    """Each process once, however many files hold the same record of it."""
+    """Each process once, however many files hold the same record of it; raises DpscopeError for a
+    record under the names of two ranks.
+    """
     originals: dict[Hashable, Process] = {}
     findings = []
     for process in processes:
         original = originals.setdefault(process.content, process)
+        if original.rank != process.rank:
+            raise DpscopeError(
+                f"{original.source} and {process.source} are copies of one record, named as of two ranks; remove the copy"
+            )
         if original is not process:
             message = f"{process.source}: the same record as {original.source}, counted once"
             findings.append(TraceCode.FILE_NOT_READ.finding(message, "remove the copy"))
@@ -70,13 +81,14 @@ def _without_copies(processes: Sequence[Process]) -> tuple[list[Process], list[F
 
 
 def _facts(processes: Sequence[Process]) -> list[_Facts]:
-    """What each process states of its job: its groups by name, and in which stretch of time it
-    recorded.
+    """What each process states of its job: its groups by name, the version, and in which stretch of
+    time it recorded.
     """
     facts: list[_Facts] = []
     spans_ns = []
     for process in processes:
         stated: _Facts = dict(process.groups_by_name)
+        stated["version"] = process.version
         facts.append(stated)
         times_ns = process.times_ns
         if len(times_ns):
@@ -115,5 +127,7 @@ def _named(processes: Sequence[Process]) -> str:
     sources = [process.source for process in processes]
     ranks = {process.rank for process in processes if process.rank is not None}
     files = listed(sources, _NAMED_FILES)
+    if not ranks:
+        return files
     named = ranks_named(sorted(ranks))
     return f"{files} ({named})"

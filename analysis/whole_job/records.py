@@ -103,10 +103,13 @@ class Process:
 
     @property
     def content(self) -> tuple[Hashable, ...]:
-        """The same for every file that holds this record."""
+        """The same for every file that holds this record, whatever rank it is named after; without
+        times, ranks may be alike.
+        """
         columns = (self.number, self.created_ns, self.duration_us)
+        timed = len(self.times_ns) > 0
         return (
-            self.rank,
+            None if timed else self.rank,
             self.host,
             self.process_id,
             self.groups,

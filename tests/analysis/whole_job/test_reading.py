@@ -4,7 +4,10 @@ import gzip
 import json
 import os
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,10 +174,37 @@ def test_unknown_times_are_missing_and_never_zero(tmp_path: Path) -> None:
     assert np.isnan(process.duration_us).all()
 
 
-def test_a_clock_that_was_set_back_and_unlike_versions_are_findings(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_is_a_finding(tmp_path: Path) -> None:
     back = dump([entry(1), entry(2, time_created_ns=entry(1)["time_created_ns"] - 10**9)])
-    job = job_in(write_dumps(tmp_path, [dump([entry(1), entry(2)]), back | {"version": "2.9"}]))
-    assert codes(job) == ["trace_of_another_job", "clocks_as_recorded"]
+    job = job_in(write_dumps(tmp_path, [dump([entry(1), entry(2)]), back]))
+    assert codes(job) == ["clocks_as_recorded"]
+
+
+def left_by_the_last_job(ranks: list[int]) -> dict[str, Any]:
+    """A dump of another attempt, whose file lies where this job's should."""
+    before_ns = entry(1)["time_created_ns"] - 600 * 10**9
+    return dump([entry(1, time_created_ns=before_ns)], ranks)
+
+
+def of_another_version(ranks: list[int]) -> dict[str, Any]:
+    return dump([entry(1)], ranks) | {"version": "2.9"}
+
+
+@pytest.mark.parametrize("other", [left_by_the_last_job, of_another_version])
+def test_a_dump_of_another_attempt_is_left_out(
+    tmp_path: Path, other: Callable[[list[int]], dict[str, Any]]
+) -> None:
+    ranks = [0, 1, 2]
+    own = dump([entry(1)], ranks)
+    job = job_in(write_dumps(tmp_path, [own, own, other(ranks)]))
+    assert job.ranks == (0, 1)
+    assert codes(job) == ["trace_of_another_job", "ranks_missing"]
+
+
+def test_a_copy_named_as_of_another_rank_is_refused(tmp_path: Path) -> None:
+    folder = write_dumps(tmp_path, [timed_dump([1.0]), timed_dump([2.0])])
+    copy = shutil.copy(folder / "_dump_0", folder / "_dump_1")
+    assert f"{copy} are copies of one record" in refused(folder)
 
 
 def test_a_file_of_hosts_must_state_each_rank_once(tmp_path: Path) -> None:
