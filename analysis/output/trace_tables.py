@@ -114,11 +114,13 @@ def few_of_each_kind(findings: Sequence[Finding]) -> list[Finding]:
     return shown
 
 
-def trace_status(findings: Sequence[Finding], cut_short: Sequence[str]) -> int:
-    """The exit status of a command on trace files: 2 if any was `cut_short`, named on standard
-    error; 1 after an error.
+def trace_status(
+    findings: Sequence[Finding], cut_short: Sequence[str], on_screen: bool = False
+) -> int:
+    """The exit status of a command on traces or records: 2 if any was `cut_short`, named on standard
+    error unless the facts `on_screen` name it; 1 after an error.
     """
-    if cut_short:
+    if cut_short and not on_screen:
         files = listed(cut_short, 1)
         complain(
             f"cut short or damaged: {files}; the numbers hold what could be read: "

@@ -127,8 +127,7 @@ def print_traces(
     targets: Targets,
     verbose: bool = False,
 ) -> int:
-    """Traces not made by a run; the exit status: 2 for a file that was cut short, which standard
-    error names.
+    """Traces not made by a run; the exit status, as of `trace_status`.
 
     On a terminal the facts, where a step goes and errors come first; all other tables and findings
     follow if that is `verbose`.
@@ -161,9 +160,11 @@ def print_traces(
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if targets.open_page:
             open_in_browser(page)
-    return trace_status(
-        findings, [source for job in jobs.values() for source in job.analysis.cut_short]
-    )
+    return trace_status(findings, _cut_short(jobs), on_screen=output_format == "table")
+
+
+def _cut_short(jobs: ReadJobs) -> list[str]:
+    return [source for job in jobs.values() for source in job.analysis.cut_short]
 
 
 def _with_places(analyses: JobAnalyses, targets: Targets) -> dict[str, ReadJob]:
@@ -190,7 +191,7 @@ def _print_screen(console: Console, jobs: ReadJobs, modelled: "Report | None", w
     _print_verdicts(console, jobs)
     tables = [*(job_tables(jobs) if whole else []), *model_tables(modelled)]
     print_tables(tables, "table", console)
-    _print_findings(console, job_findings(jobs), whole)
+    _print_findings(console, job_findings(jobs), whole, _cut_short(jobs))
 
 
 def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
@@ -205,10 +206,18 @@ def _print_verdicts(console: Console, jobs: ReadJobs) -> None:
             print_table(console, steps)
 
 
-def _print_findings(console: Console, findings: Sequence[Finding], whole: bool) -> None:
-    """All findings, those of a kind together; else errors, and how many more there are."""
+def _print_findings(
+    console: Console, findings: Sequence[Finding], whole: bool, cut_short: Sequence[str]
+) -> None:
+    """All findings, those of a kind together; else errors, and how many more there are.
+
+    Errors about a file that is cut are not among them: the facts name the cut and what to do.
+    """
     kinds = few_of_each_kind(findings)
-    shown = [finding for finding in kinds if whole or finding.severity == "error"]
+    shown = kinds
+    if not whole:
+        errors = [finding for finding in kinds if finding.severity == "error"]
+        shown = [error for error in errors if not any(cut in error.message for cut in cut_short)]
     if shown:
         print_findings(console, shown)
     if not whole:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dpscope.analysis.bundle.anonymous import Anonymizer
 from dpscope.analysis.output.run_screen import Targets, fact_grid
-from dpscope.analysis.output.trace_tables import few_of_each_kind
+from dpscope.analysis.output.trace_tables import few_of_each_kind, trace_status
 from dpscope.analysis.report.files import facts_in_markdown, write_with_figures
 from dpscope.analysis.report.page import MEASURES, Page, render_page
 from dpscope.analysis.text.terminal import (
@@ -72,7 +72,8 @@ def print_records(
         target.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
         if targets.open_page:
             open_in_browser(page)
-    return int(any(finding.severity == "error" for finding in summary.findings))
+    cut_short = [process.source for process in job.processes if process.damaged]
+    return trace_status(summary.findings, cut_short, on_screen=output_format == "table")
 
 
 def _print_screen(

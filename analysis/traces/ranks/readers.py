@@ -166,7 +166,8 @@ def _found_in(path: Path) -> FoundFiles:
     patterns = [f"*{suffix}" for reader in READERS for suffix in reader.suffixes if suffix]
     listed = f"{', '.join(patterns[:-1])} or {patterns[-1]}"
     raise DpscopeError(
-        f"{path} holds no trace: no {listed} in it, and no file with a record of collectives; name a folder with traces"
+        f"{path} holds no trace: no {listed} in it, and no record of collectives (Flight Recorder's dumps, NCCL Inspector's "
+        ".log or .jsonl); name a folder with traces"
     )
 
 

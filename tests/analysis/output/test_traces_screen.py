@@ -415,3 +415,18 @@ def test_times_without_a_known_start_of_a_step_are_explained_once() -> None:
     (limit,) = traces_verdict(unmarked).limits
     assert limit.label == "NO STEPS"
     assert "--steps-by" in limit.text
+
+
+def test_a_cut_file_is_named_once_and_not_again_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = gzip.decompress((DATA / "a100x2_ddp_resnet50_rank0.json.gz").read_bytes())
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(text[: len(text) * 2 // 3])
+    screen = StringIO()
+    console = Console(file=screen, width=200)
+    assert print_traces([cut], "table", DEFAULT_LIMITS, console, Targets()) == 2
+    lines = screen.getvalue().splitlines()
+    naming = [line.split()[0] for line in lines if str(cut) in line]
+    assert naming == ["CUT", "NEXT"]
+    assert not capsys.readouterr().err

@@ -99,7 +99,8 @@ def test_a_log_that_ends_within_a_line_is_named(logs: Path) -> None:
     log = logs / "node1-pid101.log"
     whole = log.read_bytes()
     log.write_bytes(whole[: len(whole) // 2])
-    _, text = printed(logs, "table")
+    status, text = printed(logs, "table")
+    assert status == 2
     assert "CUT the records of rank 1 are cut short or damaged" in " ".join(text.split())
 
 

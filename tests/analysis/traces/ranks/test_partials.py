@@ -207,7 +207,7 @@ def test_bad_partials_are_reported_in_a_line(
     empty.mkdir()
     with pytest.raises(
         DpscopeError,
-        match=r"holds no trace: no \*\.dpscope, .+ or \*\.nsys-rep in it, and no file with a record of collectives",
+        match=r"holds no trace: no \*\.dpscope, .+ or \*\.nsys-rep in it, and no record of collectives",
     ):
         analyze_traces(empty)
     write_partial(NO_RANKS, empty / "a.dpscope")
