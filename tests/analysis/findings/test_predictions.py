@@ -112,6 +112,11 @@ def test_a_prediction_within_the_interval_of_what_was_measured_is_not_off() -> N
     below = with_values(ROW, transfer_low_us=310.0, transfer_high_us=890.0)
     (finding,) = prediction_findings(comparison(below, one))
     assert finding.code == "prediction_off"
+    above = with_values(
+        within, transfer_us=300.0, predicted_transfer_us=920.0, predicted_transfer_error=2.07
+    )
+    (finding,) = prediction_findings(comparison(above, one))
+    assert finding.code == "prediction_off"
 
 
 def calibrated(error: float | None) -> Costs:
