@@ -36,7 +36,7 @@ from dpscope.analysis.text.units import Unit
 from dpscope.analysis.traces.merge.kineto_files import kineto_files
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.readers import find_traces
-from dpscope.analysis.traces.ranks.trace_analysis import require_one_job
+from dpscope.analysis.traces.ranks.trace_analysis import require_one
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS
 from dpscope.analysis.traces.reading.event_columns import copy_name
 from dpscope.analysis.traces.reading.event_table import (
@@ -120,7 +120,7 @@ def write_tensorboard(
         with kineto_files(files, DEFAULT_LIMITS, place.parent) as (written, _):
             return write_tensorboard(written, link, place)
     jobs = read_jobs(paths)
-    require_one_job(jobs, paths, "a TensorBoard folder")
+    require_one(jobs, "a TensorBoard folder")
     (analysis,) = jobs.values()
     if analysis.cut_short:
         raise DpscopeError(

@@ -46,7 +46,7 @@ from dpscope.analysis.text.units import NA
 from dpscope.analysis.traces.ranks.job import Job
 from dpscope.analysis.traces.ranks.jobs import distinct_names
 from dpscope.analysis.traces.ranks.timeline import MOST_TO_DRAW
-from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one_job
+from dpscope.analysis.traces.ranks.trace_analysis import JobAnalyses, analyze_jobs, require_one
 from dpscope.analysis.traces.reading.chunks import DEFAULT_LIMITS, ReadLimits
 from dpscope.analysis.traces.steps.breakdown import COLUMNS as STEP_FIELDS
 from dpscope.profiling.records.finding import Finding, counted, grouped, listed
@@ -135,7 +135,7 @@ def print_traces(
     jobs = _with_places(read_jobs(paths, limits), targets)
     report = page = None
     if targets.modelled or targets.report:
-        require_one_job(jobs, paths, "a report or a prediction")
+        require_one({name: job.analysis for name, job in jobs.items()}, "a report or a prediction")
         ((name, job),) = jobs.items()
         report = report_of_traces(job.analysis, paths, targets)
         jobs = {name: replace(job, report=report)}

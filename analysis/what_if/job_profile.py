@@ -58,7 +58,7 @@ def job_profile(
         read += held
         holders += [path] * len(held)
     found = find_jobs([trace_identity(rank) for rank in read], holders)
-    require_one_job(found.jobs, paths, "a prediction")
+    require_one_job(found.jobs, holders, "a prediction")
     attributions = [read[index] for index in found.jobs[""]]
     tables = [_with_times(timed) for timed in attributions]
     trace_of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])

@@ -111,17 +111,17 @@ def merge_traces(
     files, output = find_traces(paths), Path(output)
     _check_output(output, files)
     if not any(map(is_export, files)):
-        return _merged(paths, files, output, limits)
+        return _merged(files, output, limits)
     with kineto_files(files, limits, output.parent) as (written, findings):
-        merged = _merged(paths, written, output, limits)
+        merged = _merged(written, output, limits)
     return replace(merged, findings=(*findings, *merged.findings))
 
 
-def _merged(paths: Paths, files: list[Path], output: Path, limits: ReadLimits) -> MergedTrace:
+def _merged(files: list[Path], output: Path, limits: ReadLimits) -> MergedTrace:
     """The merged trace of files in torch.profiler's format."""
     read = over_cores(partial(read_rank, limits=limits), files, files)
     found = find_jobs([rank.identity for rank in read], files)
-    require_one_job(found.jobs, paths, "a merged trace")
+    require_one_job(found.jobs, files, "a merged trace")
     own = [read[index] for index in found.jobs[""]]
     ranks = [
         own[index]

@@ -221,6 +221,11 @@ class Job:
         return alone and len(self.tables.collectives) > 0
 
     @property
+    def sources(self) -> list[str]:
+        """The files that hold the traces."""
+        return [summary.source for summary in self.summaries]
+
+    @property
     def cut_short(self) -> list[str]:
         """The traces whose file ends too early, or cannot be read to its end."""
         every = (*self.summaries, *self.without_communication)

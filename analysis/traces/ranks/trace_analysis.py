@@ -12,7 +12,7 @@ import numpy as np
 
 from dpscope.analysis.traces.ranks.exposed_parts import exposed_parts, with_waits
 from dpscope.analysis.traces.ranks.job import NO_TABLES, Job, Tables, join_tables
-from dpscope.analysis.traces.ranks.jobs import find_jobs, recordings_of
+from dpscope.analysis.traces.ranks.jobs import Indices, find_jobs, recordings_of
 from dpscope.analysis.traces.ranks.matching import MATCHED_COLUMNS, RankOrigin, match_recordings
 from dpscope.analysis.traces.ranks.origin import origin_of
 from dpscope.analysis.traces.ranks.parallelism import parallelism_finding, traced_strategy
@@ -34,6 +34,7 @@ from dpscope.profiling.records.trace_codes import TraceCode, advised_for_export
 from dpscope.profiling.store.errors import DpscopeError
 
 _NAMED_JOBS = 3
+_NAMED_FILES = 1  # of each
 
 JobAnalyses = dict[str, Job]
 
@@ -60,15 +61,31 @@ def analyze_jobs(
     return dict(_each_job(paths, limits, progress))
 
 
-def require_one_job(jobs: Mapping[str, object], paths: Paths, what: str) -> None:
-    """Raise DpscopeError naming the jobs where there are several; `what` takes one."""
-    if (count := len(jobs)) > 1:
-        hold = "hold" if len(as_paths(paths)) > 1 else "holds"
-        named = listed(list(jobs), _NAMED_JOBS)
-        raise DpscopeError(
-            f"{', '.join(map(str, as_paths(paths)))} {hold} the traces of {count} jobs ({named}): {what} takes one job; "
-            "name that job's folder or files"
-        )
+def require_one(jobs: JobAnalyses, what: str) -> None:
+    """As `require_one_job` of jobs that were analysed."""
+    sources: list[str] = []
+    indices: dict[str, Indices] = {}
+    for name, job in jobs.items():
+        first = len(sources)
+        sources += job.sources
+        indices[name] = list(range(first, len(sources)))
+    require_one_job(indices, sources, what)
+
+
+def require_one_job(jobs: Mapping[str, Indices], files: Sequence[str | Path], what: str) -> None:
+    """Raise DpscopeError naming the jobs, with their files, where there are several; `what` takes
+    one.
+    """
+    if len(jobs) < 2:
+        return
+    named = []
+    for job, indices in jobs.items():
+        own = [str(files[index]) for index in indices]
+        distinct = list(dict.fromkeys(own))
+        named.append(f"{job} ({listed(distinct, _NAMED_FILES)})")
+    raise DpscopeError(
+        f"these are traces of {len(named)} jobs: {listed(named, _NAMED_JOBS)}; {what} takes one job: name its folder or files"
+    )
 
 
 def _each_job(
@@ -85,7 +102,8 @@ def _each_job(
         [not_read(file) for file in whole.unread],
     )
     if one_alone:
-        require_one_job(grouped_traces.jobs, paths, one_alone)
+        files = [holders[place] for place in kept]
+        require_one_job(grouped_traces.jobs, files, one_alone)
     jobs: dict[str, RankTables] = {}
     for name, traces in grouped_traces.jobs.items():
         jobs[name] = whole.take([kept[trace] for trace in traces])
