@@ -384,7 +384,7 @@ def with_measured(fitted: str, measured_gb_per_s: float | None) -> str:
     return f"{fitted}, {measured_gb_per_s:.3g} as measured there"
 
 
-def is_noisy(fit: CollectiveFit) -> bool:
+def _is_noisy(fit: CollectiveFit) -> bool:
     """Whether sizes are predicted from the others too badly to rely on."""
     error = fit.prediction_relative_error or 0.0
     return error > _UNRELIABLE
@@ -392,12 +392,20 @@ def is_noisy(fit: CollectiveFit) -> bool:
 
 def noisy_fits(calibration: Calibration) -> list[CollectiveFit]:
     """Fits too bad to rely on: of each collective and layout the worse of the ranks' two."""
-    noisy = list(filter(is_noisy, calibration.fits))
+    noisy = list(filter(_is_noisy, calibration.fits))
     noisy.sort(key=lambda fit: fit.prediction_relative_error or 0.0)
     worst: dict[tuple[str, int, int | None], CollectiveFit] = {}
     for fit in noisy:
         worst[fit.collective, fit.devices, fit.nodes] = fit
     return list(worst.values())
+
+
+def predicts_badly(calibration: Calibration, fit: CollectiveFit) -> bool:
+    """Whether either of the ranks' two fits of the collective and layout of `fit` is too bad."""
+    where = (fit.collective, fit.devices, fit.nodes)
+    noisy = noisy_fits(calibration)
+    places = [(other.collective, other.devices, other.nodes) for other in noisy]
+    return where in places
 
 
 def noise_message(noisy: Sequence[CollectiveFit]) -> str:

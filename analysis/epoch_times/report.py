@@ -173,6 +173,8 @@ def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
     if scaling == "same_batch_size":
         scaling = "strong or weak: unknown"
     efficiency = f"{value / best.devices:.0%} efficient"
+    if value > best.devices:
+        efficiency += ", more than N devices can be by data parallelism alone: check these times"
     return (
         f"{where}: {significant(value)}x one device is the largest speedup "
         f"({setting}, {scaling}), {efficiency}."

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from dpscope.analysis.cells.predicted import place_of
-from dpscope.analysis.costs.calibration_fit import find_fit, is_noisy, predict_us
+from dpscope.analysis.costs.calibration_fit import find_fit, predict_us, predicts_badly
 from dpscope.analysis.costs.cost import Place
 from dpscope.analysis.costs.costs import Costs
 from dpscope.analysis.costs.formulas import bus_factor, bus_gb_per_s, moved_as, ring_hops, ring_us
@@ -70,7 +70,8 @@ def calibration_figure(calibration: Calibration) -> Figure:
     without any protocol.
     """
     known = (point for point in calibration.points if bus_factor(point.collective, point.devices))
-    groups = grouped(((point.collective, point.devices, point.nodes), point) for point in known)
+    by_place = [((point.collective, point.devices, point.nodes), point) for point in known]
+    groups = grouped(by_place)
     columns = min(2, len(groups))
     with mpl.rc_context(STYLE):
         figure, panels = panel_grid(len(groups), columns, WIDTH, 2.7, top=0.7)
@@ -80,7 +81,9 @@ def calibration_figure(calibration: Calibration) -> Figure:
             on_as_many = calibration if nodes is None else calibration.on_nodes(nodes)
             fit = find_fit(on_as_many, collective, devices)
             link = calibration.links.get(devices)
-            _panel(axes, points, moved_as(collective, calibration.backend), fit, link)
+            noisy = fit is not None and predicts_badly(calibration, fit)
+            carried_as = moved_as(collective, calibration.backend)
+            _panel(axes, points, carried_as, fit, noisy, link)
             over = ""
             if nodes not in (None, 1):
                 over = f" over {nodes} nodes"
@@ -107,15 +110,17 @@ def _panel(
     points: list[CalibrationPoint],
     kind: str,
     fit: CollectiveFit | None,
+    noisy: bool,
     link: LinkRate | None,
 ) -> None:
     ranks = points[0].devices
     sizes_bytes = [point.size_bytes for point in points]
     # of the median, longest and shortest time
-    medians, slowest, fastest = (
-        _rates(kind, ranks, sizes_bytes, [float(of(point.times_us)) for point in points])
-        for of in (median, max, min)
-    )
+    rates = []
+    for of in (median, max, min):
+        times_us = [float(of(point.times_us)) for point in points]
+        rates.append(_rates(kind, ranks, sizes_bytes, times_us))
+    medians, slowest, fastest = rates
     axes.errorbar(
         sizes_bytes,
         medians,
@@ -123,7 +128,8 @@ def _panel(
         label="measured: median",
         **_POINTS,
     )
-    draw_models(axes, (min(sizes_bytes), max(sizes_bytes)), kind, ranks, fit, link)
+    sizes = (min(sizes_bytes), max(sizes_bytes))
+    draw_models(axes, sizes, kind, ranks, fit, noisy, link)
     _bandwidth_axes(axes)
 
 
@@ -131,9 +137,9 @@ def _rates(
     kind: str, ranks: int, sizes_bytes: Sequence[float], times_us: Sequence[float]
 ) -> npt.NDArray[np.float64]:
     """Bus bandwidths in 1e9 B/s."""
-    rates = [
-        bus_gb_per_s(kind, size, ranks, us) for size, us in zip(sizes_bytes, times_us, strict=True)
-    ]
+    rates = []
+    for size, us in zip(sizes_bytes, times_us, strict=True):
+        rates.append(bus_gb_per_s(kind, size, ranks, us))
     return np.array(rates, dtype=float)
 
 
@@ -143,6 +149,7 @@ def draw_models(
     kind: str,
     ranks: int,
     fit: CollectiveFit | None,
+    noisy: bool,
     link: LinkRate | None,
 ) -> None:
     """Bus bandwidth between two sizes by a fit, by the ring at the link's rate, and the link's rate
@@ -150,10 +157,11 @@ def draw_models(
     """
     if fit is not None:
         curve = np.geomspace(*sizes, _CURVE_POINTS).tolist()
-        fitted = _rates(kind, ranks, curve, [predict_us(fit, size) for size in curve])
+        fitted_us = [predict_us(fit, size) for size in curve]
+        fitted = _rates(kind, ranks, curve, fitted_us)
         label = "calibration's fit"
         style = "-"
-        if is_noisy(fit):
+        if noisy:
             label = "calibration's fit (noisy)"
             style = "-."
         axes.plot(curve, fitted, style, label=label, **_CURVE)
@@ -161,7 +169,10 @@ def draw_models(
             axes.axvline(piece.from_bytes, label="breakpoint", zorder=0, ymax=0.8, **_BREAK)
         if link is not None:
             hop_us = fit.pieces[0].alpha_us / ring_hops(kind, ranks)
-            bounds_us = [ring_us(kind, size, ranks, link.gb_per_s, hop_us) or 0.0 for size in curve]
+            bounds_us = []
+            for size in curve:
+                bound_us = ring_us(kind, size, ranks, link.gb_per_s, hop_us)
+                bounds_us.append(bound_us or 0.0)
             axes.plot(
                 curve,
                 _rates(kind, ranks, curve, bounds_us),
@@ -283,7 +294,10 @@ def _trace_panel(
             label="calibration: median",
             **_CROSSES,
         )
-    draw_models(axes, sizes_drawn, carried_as, place.devices, fit, link)
+    calibration = costs.calibrated(place)
+    # as the report's limits have it
+    noisy = fit is not None and calibration is not None and predicts_badly(calibration, fit)
+    draw_models(axes, sizes_drawn, carried_as, place.devices, fit, noisy, link)
     axes.set_xlim(*sizes_drawn)
     _bandwidth_axes(axes)
 

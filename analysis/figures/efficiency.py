@@ -56,7 +56,7 @@ def efficiency_figure(of: Efficiencies) -> "Figure | None":
     if ticks[-1] >= _LOGARITHMIC * ticks[0]:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
-    axes.set(xlabel="devices", ylabel="efficiency t_1 / t_N [%]", ylim=(0, None))
+    axes.set(xlabel="devices", ylabel="efficiency $t_1 / t_N$ [%]", ylim=(0, None))
     axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     if axes.get_ylim()[1] > _IDEAL:
         axes.axhline(_IDEAL, color="black", linestyle=":", label="ideal: 100%")

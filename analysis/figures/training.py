@@ -23,6 +23,7 @@ _LINES = ("-", "--", "-.", ":")
 _WIDTH, _WIDER, _MOST_WIDER = 1.3, 1.0, 3
 _DECADE = 10.0
 _THIN = 0.6
+_FEW_EPOCHS = 10
 
 
 _Value = Callable[[Epoch], float | None]
@@ -125,15 +126,15 @@ def _draw_cell(
     values: list[list[float]],
     style: dict[str, Any],
 ) -> None:
-    """Each seed, and the median over the seeds up to the shortest training, which is a marker where
-    that is one epoch.
+    """Each seed, and the median over the seeds up to the shortest training, with markers where a
+    line would hide how few epochs there are.
     """
     thin = {**style, "linewidth": _THIN, "alpha": 0.5}
     if len(values) > 1:
         for place, value in zip(places, values, strict=True):
             axes.plot(place, value, **thin)
     shortest = min(map(len, values))
-    marker = "o" if shortest == 1 else ""
+    marker = "o" if shortest <= _FEW_EPOCHS else ""
     across = _medians(places)
     up = _medians(values)
     axes.plot(across, up, label=name, marker=marker, **style)

@@ -32,7 +32,8 @@ def training_findings(data: TrainingData) -> list[Finding]:
 
 def _failed(data: TrainingData) -> Iterator[Finding]:
     for result in data.failed:
-        cell, seed = result.cell.name, result.seed
+        cell = result.cell.name
+        seed = result.seed
         action = f"read {data.folder}/training/{cell}/seed{seed}/log.txt and train again"
         if result.status == "interrupted":
             action = LearningCode.TRAINING_INCOMPLETE.value.action
@@ -43,10 +44,14 @@ def _failed(data: TrainingData) -> Iterator[Finding]:
 def _incomplete(data: TrainingData) -> Iterator[Finding]:
     planned = counted(data.planned_epochs, "epoch")
     for cell in data.trained:
-        short = [training for training in cell.trainings if not training.complete]
+        short = []
+        for training in cell.trainings:
+            if not training.complete:
+                trained = len(training.epochs)
+                short.append(f"seed {training.seed} has {trained}")
         if short:
-            seeds = [f"seed {training.seed} has {len(training.epochs)}" for training in short]
-            lacks = f"of {planned} {', '.join(seeds)}"
+            seeds = ", ".join(short)
+            lacks = f"of {planned} {seeds}"
             yield LearningCode.TRAINING_INCOMPLETE.finding(
                 f"{lacks}; left out of its accuracy", about=cell.name
             )
@@ -61,10 +66,9 @@ def _diverged(data: TrainingData) -> Iterator[Finding]:
         for training in cell.trainings:
             for epoch in training.epochs:
                 if epoch.train_loss is None or epoch.test_loss is None:
-                    yield LearningCode.TRAINING_DIVERGED.finding(
-                        f"the loss is not finite in epoch {epoch.epoch}",
-                        about=f"{cell.name}, seed {training.seed}",
-                    )
+                    message = f"the loss is not finite in epoch {epoch.epoch}"
+                    about = f"{cell.name}, seed {training.seed}"
+                    yield LearningCode.TRAINING_DIVERGED.finding(message, about=about)
                     break
 
 
@@ -80,8 +84,13 @@ def _still_learning(data: TrainingData) -> Iterator[Finding]:
 
 
 def _few_seeds(data: TrainingData) -> Iterator[Finding]:
-    seeds = {cell.name: len(cell.complete) for cell in data.trained}
-    few = [f"{name} has {count}" for name, count in seeds.items() if count < FEWEST_SEEDS]
+    seeds = {}
+    for cell in data.trained:
+        seeds[cell.name] = len(cell.complete)
+    few = []
+    for name, count in seeds.items():
+        if count < FEWEST_SEEDS:
+            few.append(f"{name} has {count}")
     if few and len(seeds) > 1:
         needed = f"{FEWEST_SEEDS} complete seeds of a cell are needed"
         yield LearningCode.FEW_SEEDS.finding(
@@ -112,26 +121,29 @@ def difference_message(difference: CellDifference) -> str:
     seeds = counted(difference.seeds, "seed")
     spread = f"spread {difference.spread_points:.2f} points"
     speedup = speedup_text(difference)
-    return (
-        f"{difference.cell} versus {difference.against}: {judged} ({points}; {seeds}, {spread}); "
-        f"{speedup}"
-    )
+    cells = f"{difference.cell} versus {difference.against}"
+    basis = f"{points}; {seeds}, {spread}"
+    return f"{cells}: {judged} ({basis}); {speedup}"
 
 
 def speedup_text(difference: CellDifference) -> str:
     """How much faster an epoch is, with the interval or why there is none."""
     speedup = difference.speedup
-    interval = f"{counted(speedup.count, 'epoch')}, no interval"
+    epochs = counted(speedup.count, "epoch")
+    interval = f"{epochs}, no interval"
     if speedup.low is not None and speedup.high is not None:
         interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
-    return f"an epoch trains {speedup.value:.2f}x as fast ({interval})"
+    times = f"{speedup.value:.2f}x as fast as {difference.against}"
+    return f"{difference.cell} trains an epoch {times} ({interval})"
 
 
 def _differences(data: TrainingData) -> Iterator[Finding]:
     for difference in differences(data):
         if difference.verdict == "too_few_samples":
             continue  # of which few_seeds warns
-        severity: Severity = "warning" if difference.verdict == "below" else "info"
-        yield LearningCode.ACCURACY_DIFFERENCE.finding(
-            difference_message(difference), _ACTIONS[difference.verdict], severity=severity
-        )
+        severity: Severity = "info"
+        if difference.verdict == "below":
+            severity = "warning"
+        message = difference_message(difference)
+        action = _ACTIONS[difference.verdict]
+        yield LearningCode.ACCURACY_DIFFERENCE.finding(message, action, severity=severity)

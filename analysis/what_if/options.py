@@ -88,12 +88,13 @@ def _one_of(known: Collection[str], word: str) -> str:
 
 
 _count = partial(_whole, 1, "whole numbers of 1 or more, such as 8,16")
+_device_count = partial(_whole, 1, "numbers such as 8,16, and --per-node for those of one node")
 _FIELDS = {
     "link": "links",
     "comm_hook": "hook",
 }  # options whose field of a scenario has another name
 _READERS: dict[str, Callable[[str], object]] = {
-    "devices": _count,
+    "devices": _device_count,
     "per_node": _count,
     "link": _links,
     "bucket_mb": lambda word: word if word == DEFAULT_BUCKET else parse_size(word, MIB) / MIB,

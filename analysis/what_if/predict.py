@@ -367,12 +367,16 @@ def _efficiency(base: Base, setting: Setting, step_us: float) -> float:
     """t_1 as measured at the same batch over t_N; raises Missing."""
     alone_us = base.single_us.get(setting.batch_size or 0)
     if alone_us is None:
-        raise Missing("no step of one device was measured at this batch")
+        batch = "this batch"
+        if setting.batch_size is not None:
+            batch = counted(setting.batch_size, "sample")
+        raise Missing(f"no step of one device was measured at {batch}")
     if setting.accumulate != base.accumulate:
         raise Missing("no step of one device was measured with these micro-batches")
     if step_us < _IMPOSSIBLE * alone_us:  # beyond what noise explains
-        alone_ms = f"{alone_us / 1e3:.3g} ms"
-        raise Missing(f"one device's step is {alone_ms}, longer than this one")
+        alone_ms = alone_us / 1e3
+        length = f"{alone_ms:.3g} ms"
+        raise Missing(f"one device's step is {length}, longer than this one")
     return alone_us / step_us
 
 

@@ -366,8 +366,9 @@ def print_train_plan(description: TrainPlan, console: Console) -> None:
     console.print(
         f"{config.workload.model} on {config.workload.data}, {epochs}, {seeds}.", soft_wrap=True
     )
-    headings = ("devices", "global batch", "learning rate", "epochs trained, all seeds")
-    table = Table(Column("cell", no_wrap=True), *headings)
+    headings = ("devices", "global batch", "learning rate", "epochs trained")
+    cell_heading = Column("cell", no_wrap=True)
+    table = Table(cell_heading, *headings, box=None, pad_edge=False)
     for cell in measured_cells(training.planned for training in description.plan):
         jobs = [job for job in description.jobs if job.cell == cell]
         trained = sum(job.trained_epochs for job in jobs)

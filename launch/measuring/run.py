@@ -296,7 +296,8 @@ def _cells_table(description: RunPlan) -> Table:
     takes.
     """
     heading = Column("cell: -d devices, -b batch per device", no_wrap=True)
-    table = Table("", heading, "repeats", "done", "time per repeat")
+    headings = ("", heading, "repeats", "done", "time per repeat")
+    table = Table(*headings, box=None, pad_edge=False)
     for number, (cell, estimate) in enumerate(description.estimates.items(), 1):
         jobs = [job for job in description.jobs if job.cell == cell]
         done = sum(job.done for job in jobs)

@@ -105,7 +105,8 @@ def test_trainings_of_too_few_seeds_are_undecided() -> None:
     assert accuracy.text == (
         "UNDECIDED: ddp-d2-b8 33.33%, single-d1-b16 33.33% test accuracy: 2 seeds each, 3 are needed"
     )
-    assert speed.text == "SPEED: an epoch trains 1.27x as fast (4 epochs, no interval)"
+    times = "1.27x as fast as single-d1-b16 (4 epochs, no interval)"
+    assert speed.text == f"SPEED: ddp-d2-b8 trains an epoch {times}"
     assert following.lines == (
         "1. Train for more epochs (--epochs 4)",
         "2. Train with more seeds (--seeds 0,1,2)",

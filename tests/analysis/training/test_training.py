@@ -98,7 +98,7 @@ def test_a_difference_is_judged_by_the_seed_spread(tmp_path: Path) -> None:
     assert "no significant difference in test accuracy (+0.00 points" in difference_message(one)
     # All seeds of a cell have the same median epoch.
     assert difference_message(one).endswith(
-        "an epoch trains 2.00x as fast (95% interval 2.00 to 2.00)"
+        "ddp-d2 trains an epoch 2.00x as fast as single-d1 (95% interval 2.00 to 2.00)"
     )
     data = loaded(
         tmp_path, seeds(3, ("single", 1), 95.0, 0.1, 4.0), seeds(3, ("dp", 2), 93.0, 0.2, 5.0)

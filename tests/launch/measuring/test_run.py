@@ -288,9 +288,9 @@ def test_a_plan_names_its_cells_whole_on_a_narrow_terminal(tmp_path: Path) -> No
         "calibrate": False,
     }
     printed = described(tmp_path / "run", 80, **flags)[1]
-    table = "".join(line for line in printed.splitlines(True) if line[0] in "┏┃┡│└")
-    assert "│ ddp-d2-b4-overlap-off-hook-fp16-accumulate-2 │ 2       │" in table
-    assert max(len(line) for line in table.splitlines()) <= 80
+    row = next(line for line in printed.splitlines() if "-hook-fp16-accumulate-2" in line)
+    assert row.split()[:3] == ["1", "ddp-d2-b4-overlap-off-hook-fp16-accumulate-2", "2"]
+    assert len(row) <= 80
 
 
 @pytest.mark.parametrize(
