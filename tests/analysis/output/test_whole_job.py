@@ -57,6 +57,7 @@ def test_the_first_screen_answers_in_facts(logs: Path) -> None:
         "collectives take 2.5 s per rank (2% of the time)" in joined or "(3% of the time)" in joined
     )
     assert "1.5 s waiting for late ranks, 1.0 s moving data" in joined
+    assert "not separated" not in joined
     assert "LATE RANK rank 1 (node1) causes 100% of the waiting" in joined
     assert (
         "last in 100 of 100 collectives, typically by 30.0 ms (median of its 100 larger delays)"

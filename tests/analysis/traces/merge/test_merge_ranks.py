@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dpscope.analysis.traces.merge.merge_ranks import MergedTrace, merge_traces
+from dpscope.analysis.traces.merge.tracks import lanes
 from tests.generated_traces.generator import DdpOptions, ddp_trace, dp_trace, relabel, write_trace
 from tests.helpers.paths import EXAMPLE_RUN, ROOT
 from tests.helpers.trace_rules import violations
@@ -205,3 +206,10 @@ def test_ranks_that_share_no_collective_stand_as_recorded(tmp_path: Path) -> Non
     steps = [event for event in trace["traceEvents"] if event["name"] == "ProfilerStep#5"]
     begins = {processes(trace)[event["pid"]]: event["ts"] for event in steps}
     assert begins["rank 1 CPU"] - begins["rank 0 CPU"] == pytest.approx(2500.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("length_us", "lane"), [(10.0, 0), (10.003, 1)])
+def test_events_that_overlap_by_nanoseconds_are_on_two_lanes(length_us: float, lane: int) -> None:
+    track = np.zeros(2, dtype=np.int64)
+    second = lanes(track, np.array([0.0, 10.0]), np.array([length_us, 5.0]))[1]
+    assert second == lane
