@@ -145,7 +145,7 @@ def shortcut_table(comparison: Comparison) -> TextTable | None:
 
 
 def slowed_notes(comparison: Comparison) -> Iterator[str]:
-    """Whose traced parts are not reliable, as COST states of the cell that it is about."""
+    """Whose traced parts are not those of an untraced step."""
     slowed = {
         row.cell: ratio
         for row in comparison.rows.values()
@@ -153,7 +153,7 @@ def slowed_notes(comparison: Comparison) -> Iterator[str]:
     }
     if slowed:
         cells = ", ".join(f"{cell} {ratio:.1f}x" for cell, ratio in slowed.items())
-        yield f"parts are not reliable where tracing slowed the step: {cells}"
+        yield f"parts hold for the traced step alone, not for an untraced one; tracing slowed: {cells}"
 
 
 def summarised(comparison: Comparison) -> list[CellRow]:

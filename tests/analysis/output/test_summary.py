@@ -163,7 +163,7 @@ def test_a_run_folder_that_may_only_be_read_is_printed_without_a_page(
 def test_parts_that_tracing_made_unreliable_are_marked_where_they_stand() -> None:
     """Their traced steps take 1.5 to 2 times as long as untraced ones."""
     report = report_of(EXAMPLE_RUN, Targets())
-    marked = "parts are not reliable where tracing slowed the step: "
+    marked = "parts hold for the traced step alone, not for an untraced one; tracing slowed: "
     screen = " ".join(" ".join(shown(report.printed)).split())
     assert "COST" in screen
     assert marked in screen
