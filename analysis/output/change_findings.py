@@ -113,9 +113,8 @@ def _more_repeats(noisiest: Change, cells: int) -> str:
     where = ""
     if cells > 1:
         where = " in the noisiest cell"
-    now = show_share(noisiest.detectable)
     then = f"{100 * detectable:g}%"
-    detects = f"detect about {then}{where}, where these detect {now}"
+    detects = f"detect about {then}{where}"
     raised = "raise --fail-over"
     if noisiest.detectable is not None:
         next_percent = math.ceil(100 * noisiest.detectable)

@@ -12,11 +12,13 @@ from dpscope.analysis.stats import samples as stats
 from dpscope.analysis.stats.detection import detectable_change, with_repeats
 from dpscope.analysis.text.units import show_share
 from dpscope.analysis.traces.ranks.job import Job
+from dpscope.profiling.records.finding import listed
 from dpscope.profiling.store.errors import DpscopeError, NotComparableError
 
 Outcome = Literal["slower", "faster", "same", "not judged", "not significant", "no interval"]
 
 DEFAULT_SHARE = 0.05  # --fail-over
+_NAMED = 4  # cells of a run, in a message
 STEP = "step"
 TRACED_STEP = "traced step"  # of jobs known by their traces alone, whose steps nothing else timed
 JUDGED = (STEP, TRACED_STEP)
@@ -149,9 +151,14 @@ def compare_runs(before: RunData, after: RunData, fail_over: float = DEFAULT_SHA
     later = {data.name: data for data in after.measured}
     earlier = [data for data in before.measured if data.name in later]
     if not earlier:
+        sides = []
+        for run in (before, after):
+            names = [data.name for data in run.measured]
+            cells = listed(names, _NAMED) or "none"
+            sides.append(f"{run.path} has {cells}")
+        both = ", ".join(sides)
         raise DpscopeError(
-            f"{before.path} and {after.path} have no measured cell in common: compare runs of the same "
-            "strategies, devices and batches"
+            f"no measured cell in common: {both}; compare runs of the same strategies, devices and batches"
         )
     pairs = [(data, later[data.name]) for data in earlier]
     found: list[Change] = []

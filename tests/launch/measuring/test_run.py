@@ -368,3 +368,17 @@ def test_a_slow_first_job_does_not_double_the_estimate(tmp_path: Path) -> None:
     assert sweep.time_left_s(0) == 60.0
     sweep.took_s.append((jobs[0], 20.0))
     assert sweep.time_left_s(1) == 20.0 + 4 * 15.0
+
+
+def test_an_epoch_of_warm_up_is_estimated_too(tmp_path: Path) -> None:
+    """With one timed epoch two are run, with three four: by the time of the steps twice as long."""
+    took = []
+    flags = {**TINY, "strategy": "single", "model": "resnet18_cifar", "samples": 4000}
+    del flags["steps"]
+    for epochs in (1, 3, 5):
+        planned = plan_run(load_config(None, {**flags, "epochs": epochs}), tmp_path)
+        (cell, *_) = planned.estimates.values()
+        took.append(cell.duration_s)
+    two_epochs_s = took[1] - took[0]
+    assert took[2] - took[1] == pytest.approx(two_epochs_s)
+    assert took[0] > two_epochs_s
