@@ -137,3 +137,18 @@ def test_a_reduce_scatter_moves_as_much_as_the_all_reduce_that_gloo_performs(
     assert scattered["algbw_gb_per_s"].tolist() == pytest.approx([20.0] * 2)
     assert scattered["busbw_gb_per_s"].tolist() == pytest.approx([20.0] * 2)
     assert (table.loc[table["kind"] == "all_reduce", "moved_as"] == "all_reduce").all()
+
+
+def test_a_range_is_no_operator_s_where_another_began_in_it_too(tmp_path: Path) -> None:
+    """Two operators and three ranges, two of them within the first operator: when the first of
+    these was created is unknown. The second overlaps it on its thread, so that it was created at
+    its start; the third began alone in the second operator.
+    """
+    events = [step(1, 1000, 1000), operator("aten::mm", 1010, 20)]
+    for start in (1100.0, 1300.0):
+        events.append(operator("c10d::allreduce_", start, 100))
+    for start in (1110.0, 1150.0, 1310.0):
+        events.append(reduced(start, 200.0))
+    found = analyzed_events(tmp_path, events, backend="gloo").collectives
+    assert found["ready_us"].isna().tolist() == [True, False, False]
+    assert found["ready_us"].tolist()[1:] == [150.0, 310.0]
