@@ -99,7 +99,8 @@ def _write_below(figure: "Figure", text: str) -> float:
     if not text:
         return 0.0
     in_a_line = int(figure.get_figwidth() * _SMALL_PER_INCH)
-    folded = textwrap.fill(text, in_a_line)
+    lines = textwrap.wrap(text, in_a_line)
+    folded = "\n".join(map(literal, lines))
     drawn = figure.text(0.01, 0.0, folded, va="bottom", fontsize=_SMALL, color="#666666")
     return drawn.get_window_extent().height / figure.dpi + _GAP
 

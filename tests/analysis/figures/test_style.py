@@ -29,3 +29,11 @@ def test_what_was_measured_stands_below_the_legend() -> None:
     assert below.get_text().count("\n") == 1
     assert below.get_window_extent().y1 < legend.get_window_extent().y0
     assert legend.get_window_extent().y1 < known(axes.get_tightbbox()).y0
+
+
+def test_what_was_measured_is_no_formula() -> None:
+    figure, (axes,) = new_figure(3)
+    axes.plot([1, 2], [3, 4])
+    finish(figure, "title", "intervals", "a model of $x^ and $y_")
+    figure.canvas.draw()
+    assert figure.texts[-1].get_window_extent().height > 0

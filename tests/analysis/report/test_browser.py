@@ -66,8 +66,9 @@ def test_names_from_files_are_text(opened: Browser) -> None:
     # the data, and two of the page's own
     assert opened.run("document.querySelectorAll('script').length") == 3
     shown = opened.run("document.body.innerText")
-    # in the setting, above the answers, and twice in the environment
-    assert shown.count(HOSTILE) == 4
+    figures = opened.run("document.querySelectorAll('figure svg').length")
+    # in the setting, above the answers, twice in the environment, and below each figure
+    assert shown.count(HOSTILE) == 4 + figures
     bars = "JSON.parse(document.getElementById('timeline-data').textContent).flatMap(c => c.lanes).flatMap(l => l.bars)"
     assert opened.run(f"{bars}.filter(bar => bar[3] === {json.dumps(HOSTILE)}).length") >= 2
     assert opened.errors == []
