@@ -34,6 +34,6 @@ def test_what_was_measured_stands_below_the_legend() -> None:
 def test_what_was_measured_is_no_formula() -> None:
     figure, (axes,) = new_figure(3)
     axes.plot([1, 2], [3, 4])
-    finish(figure, "title", "intervals", "a model of $x^ and $y_")
+    finish(figure, "title", "intervals", r"a model $\frac{$ of two")
     figure.canvas.draw()
     assert figure.texts[-1].get_window_extent().height > 0
