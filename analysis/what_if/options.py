@@ -88,7 +88,7 @@ def _one_of(known: Collection[str], word: str) -> str:
 
 
 _count = partial(_whole, 1, "whole numbers of 1 or more, such as 8,16")
-_device_count = partial(_whole, 1, "numbers such as 8,16, and --per-node for those of one node")
+_device_count = partial(_whole, 1, "device counts such as 8,16; --per-node is how many a node has")
 _FIELDS = {
     "link": "links",
     "comm_hook": "hook",

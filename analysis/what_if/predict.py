@@ -15,6 +15,7 @@ from dpscope.analysis.stats.left_out import FARTHEST, too_wide
 from dpscope.analysis.stats.missing import Missing
 from dpscope.analysis.text.units import show_bytes
 from dpscope.analysis.what_if.band import (
+    Band,
     Parts,
     band_of_change,
     method_error,
@@ -309,11 +310,8 @@ def _joined(
     times_largest = unanswered.devices / base.largest
     shared = band_of_change(base, setting, unsure, exposed_us / step_us, times_largest)
     whole = shared.joined(repeats_and_method(base, setting))
-    open_by = too_wide(max(whole))
-    if open_by is not None:
-        action = _narrower(setting, costs)
-        reasons = [f"{open_by}: {action}", *disagreement, *noise]
-        raise Missing("; ".join(reasons))
+    if setting != base.setting:  # the base itself was measured
+        _check_width(whole, setting, costs, [*disagreement, *noise])
     low_us, high_us = whole.around(step_us)
     of_change = shared.joined(method_error(base))
     shortest_us, longest_us = of_change.around(step_us)
@@ -336,6 +334,16 @@ def _joined(
         rests_on=tuple(filter(None, basis)) or (f"the replay of {base.name}",),
         limit=_core_limit(base, setting.place) or _host_bound(base),
     )
+
+
+def _check_width(band: Band, setting: Setting, costs: Costs, details: Sequence[str]) -> None:
+    """Raise Missing where a band is too wide, with what would narrow it and what widened it."""
+    open_by = too_wide(max(band))
+    if open_by is None:
+        return
+    action = _narrower(setting, costs)
+    reasons = [f"{open_by}: {action}", *details]
+    raise Missing("; ".join(reasons))
 
 
 def _narrower(setting: Setting, costs: Costs) -> str:

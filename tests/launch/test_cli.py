@@ -217,7 +217,7 @@ def test_a_disk_that_fills_leaves_no_half_written_report(
         ("whatif RUN --overlap maybe", "--overlap maybe: choose from on, off"),
         ("whatif RUN --on-time x", "--on-time x: give a rank, such as 1"),
         # int() refuses so many digits
-        (f"whatif RUN --devices {'9' * 5000}", "9: give numbers such as 8,16"),
+        (f"whatif RUN --devices {'9' * 5000}", "9: give device counts such as 8,16"),
         ("whatif RUN --bucket-mb -1", "--bucket-mb -1: give a size above 0, such as 25 (MiB)"),
         (
             "whatif RUN --cell ddp-d8-b8",

@@ -270,6 +270,13 @@ def test_the_base_s_repeats_are_no_part_of_the_band_of_a_change() -> None:
     assert known(found.low_us) < 220 * math.exp(-0.49)
 
 
+def test_the_base_itself_is_never_refused_for_its_band() -> None:
+    """It was measured, however far its repeats lie apart."""
+    unsure = replace(BASE, spread=math.log(4))
+    assert question(unsure).step_us == pytest.approx(230)
+    assert "the band would be" in str(question(unsure, devices=4).reason)
+
+
 def test_bands_hold_the_value_and_grow_with_the_distance() -> None:
     widths = []
     for devices in (2, 4, 8, 16):
