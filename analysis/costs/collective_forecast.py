@@ -17,8 +17,8 @@ from dpscope.profiling.records.calibration import Calibration
 
 MEASURED = "measured"  # the source of a time of a measured count and size
 _TOO_NOISY = (
-    "not known: calibrate again while no other program runs, as bands beyond "
-    f"{WIDEST_BAND:g} times either way are not given"
+    f"not known: the band would be wider than {WIDEST_BAND:g} times either way; calibrate again "
+    "while no other program runs"
 )
 LARGEST_NODE = 16  # devices; beyond, one node's measurements are not extrapolated
 

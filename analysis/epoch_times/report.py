@@ -174,7 +174,7 @@ def _largest_speedup(where: str, estimates: Sequence[EpochEstimate]) -> str:
         scaling = "strong or weak: unknown"
     efficiency = f"{value / best.devices:.0%} efficient"
     if value > best.devices:
-        efficiency += ", more than N devices can be by data parallelism alone: check these times"
+        efficiency += ", which data parallelism alone cannot give: check these times"
     return (
         f"{where}: {significant(value)}x one device is the largest speedup "
         f"({setting}, {scaling}), {efficiency}."
@@ -185,7 +185,7 @@ def _only_reason(unknown: Sequence[EpochEstimate]) -> str:
     """Why values are unknown, in a line."""
     reasons = {estimate.reason for estimate in unknown}
     if len(reasons) > 1:
-        return "the findings below say why, --format json of which rows"
+        return "the findings below say why, and --format json for each row"
     return reasons.pop()
 
 

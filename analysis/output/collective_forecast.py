@@ -121,11 +121,7 @@ def _sources(rows: Sequence[CollectiveForecast]) -> Iterator[str]:
     """What times rest on, or why they are not known: each once, after its device counts."""
     for source, alike in grouped((row.source, row) for row in rows).items():
         devices = ", ".join(dict.fromkeys(str(row.devices) for row in alike))
-        too_wide = [row.too_wide for row in alike if row.too_wide is not None]
-        line = f"{devices} devices: {source}"
-        if too_wide:
-            line += f"; the narrowest would reach {min(too_wide):.3g} times"
-        yield line
+        yield f"{devices} devices: {source}"
 
 
 _FIELDS = (
